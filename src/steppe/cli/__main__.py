@@ -1,0 +1,5 @@
+"""`python -m steppe.cli`."""
+
+from steppe.cli import main
+
+main()

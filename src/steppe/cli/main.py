@@ -1,0 +1,132 @@
+"""The command `steppe`: its commands, and what happens to an error."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from steppe.cli import study
+from steppe.cli.show import console, errors
+from steppe.cli.train import train
+from steppe.errors import Interrupted, RunError, SteppeError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Train image classifiers into flat minima at the lowest cost, and show that it did.",
+)
+app.command()(train)
+app.add_typer(study.app, name="study")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        console.print(f"steppe {importlib.metadata.version('steppe')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Train image classifiers into flat minima at the lowest cost, and show that it did."""
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="run folders, or folders that hold some")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="the page to write")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="the page's title")] = None,
+) -> None:
+    """Write one self-contained HTML page about runs; it works offline."""
+    from steppe.report import print_table, summarise, write_report
+    from steppe.runs import find_runs, read_json
+
+    found = find_runs(runs)
+    about = None
+    if len(runs) == 1 and (runs[0] / "study.json").is_file():
+        about = read_json(runs[0] / "study.json")
+    if out.is_dir():
+        raise RunError("this is a folder, not a page", where=str(out), mend=f"say -o {out / 'report.html'}")
+    print_table(summarise(found, about), console)
+    page = write_report(found, out, title=title or (about or {}).get("title"), study=about)
+    console.print(f"report: {page}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def env(device: Annotated[str | None, typer.Option(help="cpu, cuda …")] = None) -> None:
+    """Print versions, device and threads: what a bug report needs."""
+    from steppe.train import describe_environment, pick_device
+
+    table = Table(box=None, show_header=False)
+    for key, value in describe_environment(pick_device(device)).items():
+        pairs = value.items() if isinstance(value, dict) else [(key, value)]
+        for name, shown in pairs:
+            table.add_row(name, "–" if shown is None else " ".join(shown) if isinstance(shown, list) else str(shown))
+    console.print(table)
+
+
+@app.command()
+def models(
+    pattern: Annotated[str | None, typer.Argument(help="also list timm's models whose name has this in it")] = None,
+) -> None:
+    """List the models: ours for small images, and timm's by pattern."""
+    import timm
+
+    from steppe.errors import unknown_name
+    from steppe.models import SMALL_MODELS, model_names
+
+    table = Table("model", "what it is", box=None, header_style="bold")
+    for name, (_, about) in SMALL_MODELS.items():
+        if pattern is None or pattern in name:
+            table.add_row(name, about)
+    if pattern:
+        wanted = pattern if "*" in pattern else f"*{pattern}*"
+        for name in timm.list_models(wanted):
+            table.add_row(name, "timm")
+        if not table.row_count:
+            raise unknown_name("model", pattern, model_names(), see="steppe models")
+    console.print(table)
+    if not pattern:
+        console.print(f"and {len(timm.list_models())} of timm's: `steppe models PATTERN` searches them")
+
+
+@app.command()
+def data(
+    data_root: Annotated[
+        Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
+    ] = None,
+) -> None:
+    """List the data sets, and what else can be learned from."""
+    from steppe.data import DATASETS, find_named
+    from steppe.data import data_root as root_of
+
+    root = root_of(data_root)
+    table = Table("data set", "what it is", "where", box=None, header_style="bold")
+    for name, named in DATASETS.items():
+        table.add_row(name, named.about, find_named(name, root) or f"not in {root}: downloaded on first use")
+    table.add_row("FOLDER", "class sub-folders of images, with or without train/val/test above them", "any path")
+    table.add_row("FILE.npz", "x_train, y_train (and x_val, y_val, x_test, y_test): uint8 images, labels", "any path")
+    console.print(table)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line: errors meant for the user exit with code 2, an interruption with 130."""
+    try:
+        app(args=argv)
+    except SteppeError as error:
+        label = "[yellow]stopped[/yellow]" if isinstance(error, Interrupted) else "[red]error[/red]"
+        errors.print(f"{label} ", end="")
+        errors.print(str(error), markup=False, soft_wrap=True)
+        sys.exit(130 if isinstance(error, Interrupted) else 2)
+    except KeyboardInterrupt:
+        errors.print("[yellow]stopped[/yellow] nothing is lost: run the same command again to go on")
+        sys.exit(130)

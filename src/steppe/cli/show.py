@@ -1,0 +1,120 @@
+"""How progress looks: a bar on a terminal, one plain line an epoch elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from steppe.config import PlannedRun
+from steppe.runs import Observer, Run
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+def epoch_line(record: dict[str, Any], total: float) -> str:
+    """One epoch in one line."""
+    return (
+        f"epoch {record['epoch']:>3}/{total:g}  train loss {record['train_loss']:.4f}  "
+        f"val loss {record['val_loss']:.4f}  val acc {record['val_accuracy']:6.2%}  "
+        f"lr {record['lr']:.2e}  {record['time_s']:.1f} s"
+    )
+
+
+class TrainingProgress(Observer):
+    """Shows one run's training."""
+
+    def __init__(self, bar: Progress | None) -> None:
+        self.bar, self.total = bar, 0.0
+
+    def start(self, run: Run, total_epochs: float, done_epochs: float) -> None:
+        """Say which run it is, and whether it goes on."""
+        self.total = total_epochs
+        again = f", going on after epoch {done_epochs:g}" if done_epochs else ""
+        console.print(f"run {run.path}{again}", markup=False, soft_wrap=True)
+        if self.bar:
+            self.task = self.bar.add_task("training", total=total_epochs, completed=done_epochs)  # type: ignore[arg-type]
+
+    def step(self, epochs: float) -> None:
+        """Move the bar."""
+        if self.bar:
+            self.bar.update(self.task, completed=min(epochs, self.total))
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """Print the epoch, or write it beside the bar."""
+        if self.bar:
+            loss, accuracy = record["val_loss"], record["val_accuracy"]
+            self.bar.update(self.task, description=f"val loss {loss:.4f}  val acc {accuracy:.2%}")
+        else:
+            console.print(epoch_line(record, self.total), markup=False, soft_wrap=True)
+
+
+class StudyProgress:
+    """Shows how a study goes: a bar over its gradient evaluations, or a line for every run that ends."""
+
+    def __init__(self, bar: Progress | None, runs: int) -> None:
+        self.bar, self.runs, self.ended = bar, runs, 0
+        self.began: dict[str, float] = {}
+        self.task = bar.add_task("runs", total=runs) if bar else None
+
+    def __call__(self, event: str, run: PlannedRun, details: dict[str, Any]) -> None:
+        """Take an event of `run_study`."""
+        name = " ".join([*run.labels.values(), f"seed {run.config.seed}"]) or run.config.run_id
+        if event == "start":
+            self.began[run.config.run_id] = time.monotonic()
+        elif event == "epoch" and self.bar and self.task is not None:
+            text = f"{name}: epoch {details['epoch']}, val acc {details['val_accuracy']:.2%}"
+            self.bar.update(self.task, description=text)
+        elif event in ("done", "failed", "kept"):
+            self.ended += 1
+            if self.bar and self.task is not None:
+                self.bar.update(self.task, completed=self.ended)
+            if event == "failed":
+                console.print(f"{name} failed: {details['reason']}", markup=False, style="red", soft_wrap=True)
+            elif not self.bar:
+                took = f" in {time.monotonic() - self.began[run.config.run_id]:.1f} s" if event == "done" else ""
+                what = {"done": "done", "kept": "finished before"}[event]
+                console.print(f"[{self.ended}/{self.runs}] {name}: {what}{took}", markup=False, soft_wrap=True)
+
+
+class ReadingProgress:
+    """Shows how a slow reading of data goes."""
+
+    def __init__(self, bar: Progress | None) -> None:
+        self.bar, self.said = bar, 0.0
+        self.task: TaskID | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Take a report of `steppe.data.load`."""
+        if self.bar:
+            if self.task is None:
+                self.task = self.bar.add_task(what, total=total)
+            self.bar.update(self.task, completed=done, visible=done < total)
+        elif time.monotonic() - self.said > 2:
+            if self.said:
+                console.print(f"{what}: {done} of {total}")
+            self.said = time.monotonic()
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress | None]:
+    """A bar on a terminal, None elsewhere."""
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        yield bar

@@ -1,0 +1,142 @@
+"""`steppe study`: list, show and run studies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from steppe.cli.show import StudyProgress, console, progress_bar
+from steppe.config import PlannedRun, StudyConfig, plan
+from steppe.errors import RunError
+from steppe.runs import Run, read_json
+
+app = typer.Typer(no_args_is_help=True, help="Runs that answer one question: list, show, run.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="a study from `steppe study list`, or a TOML file")]
+
+
+@app.command("list")
+def list_() -> None:
+    """List the studies that come with steppe."""
+    from steppe.studies import find_study, list_studies
+
+    table = Table("study", "question", "runs", box=None, header_style="bold")
+    for name in list_studies():
+        study, path = find_study(name)
+        table.add_row(name, study.question, str(len(plan(study, where=str(path)))))
+    console.print(table)
+
+
+@app.command()
+def show(name: Name) -> None:
+    """Show a study: its question, its axes, and every run it is made of."""
+    from steppe.studies import find_study
+
+    study, path = find_study(name)
+    planned = plan(study, where=str(path))
+    console.print(f"[bold]{study.title or study.name}[/bold]")
+    console.print(study.question, markup=False)
+    console.print(f"file: {path}", markup=False, soft_wrap=True)
+    console.print(_plan_table(planned))
+
+
+@app.command()
+def run(
+    name: Name,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="the study's folder  \\[default: runs/<study>]")
+    ] = None,
+    data_root: Annotated[
+        str | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda …  \\[default: the GPU where there is one]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="runs at a time  \\[default: 1 on a GPU, else one a core]")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and what it will cost, and stop")] = False,
+) -> None:
+    """Run a study: what is finished is kept, what failed is told; then print the table and write the report."""
+    from steppe.report import print_table, summarise, write_report
+    from steppe.studies import default_workers, find_study, run_study
+
+    study, path = find_study(name)
+    planned = plan(study, where=str(path))
+    folder = out or Path("runs") / study.name
+    if dry_run:
+        _print_estimate(planned, folder, data_root, device, workers or default_workers(device))
+        return
+    _check_folder(study, folder)
+    console.print(f"study {study.name}: {len(planned)} runs in {folder}", markup=False, soft_wrap=True)
+    with progress_bar() as bar:
+        failed = run_study(
+            study,
+            planned,
+            folder,
+            data_root=data_root,
+            device=device,
+            workers=workers,
+            notify=StudyProgress(bar, len(planned)),
+        )
+    runs = [Run(folder / p.config.run_id) for p in planned if (folder / p.config.run_id / "config.toml").exists()]
+    if not runs:
+        raise RunError("no run could be made", where=str(folder), mend=next(iter(failed.values()), None))
+    about = read_json(folder / "study.json")
+    print_table(summarise(runs, about), console)
+    page = write_report(runs, folder / "report.html", title=study.title or study.name, study=about)
+    console.print(f"report: {page}", markup=False, soft_wrap=True)
+    if failed:
+        count = f"{len(failed)} of {len(planned)} runs failed"
+        reasons = "\n".join(f"{run_id}: {reason}" for run_id, reason in failed.items())
+        raise RunError(f"{count}; the others are done\n{reasons}", where=str(folder))
+
+
+def _check_folder(study: StudyConfig, folder: Path) -> None:
+    if (folder / "study.json").exists():
+        owner = read_json(folder / "study.json").get("name")
+        if owner != study.name:
+            mend = "choose another folder with --out"
+            raise RunError(f"this folder belongs to the study {owner!r}", where=str(folder), mend=mend)
+
+
+def _plan_table(planned: list[PlannedRun]) -> Table:
+    axes = list(planned[0].labels) if planned else []
+    table = Table(*axes, "seeds", "run", box=None, header_style="bold")
+    cells: dict[str, list[PlannedRun]] = {}
+    for run_ in planned:
+        cells.setdefault(run_.config.without_seed().hash, []).append(run_)
+    for runs in cells.values():
+        seeds = ", ".join(str(r.config.seed) for r in runs)
+        table.add_row(*(runs[0].labels[a] for a in axes), seeds, runs[0].config.run_id)
+    return table
+
+
+def _print_estimate(
+    planned: list[PlannedRun], folder: Path, data_root: str | None, device: str | None, workers: int
+) -> None:
+    from steppe.studies import estimate_runs
+
+    finished = [
+        p
+        for p in planned
+        if (folder / p.config.run_id / "summary.json").exists() and Run(folder / p.config.run_id).finished
+    ]
+    todo = [p for p in planned if p not in finished]
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    estimates = estimate_runs(todo, data_root=data_root, device=device, threads=threads)
+    table = Table("run", "gradient evaluations", "TFLOP", "seconds", box=None, header_style="bold")
+    for run_, guess in zip(todo, estimates, strict=True):
+        numbers = (f"{guess.gradient_evaluations:,.0f}", f"{guess.flops / 1e12:,.2f}", f"{guess.time_s:,.1f}")
+        table.add_row(run_.config.run_id, *numbers)
+    console.print(table)
+    total_s = sum(e.time_s for e in estimates)
+    console.print(
+        f"{len(todo)} runs to do, {len(finished)} finished before; "
+        f"{sum(e.gradient_evaluations for e in estimates):,.0f} gradient evaluations, "
+        f"{sum(e.flops for e in estimates) / 1e12:,.1f} TFLOP, "
+        f"about {total_s / workers:,.0f} s of training with {workers} worker(s) on this machine",
+        soft_wrap=True,
+    )

@@ -1,0 +1,48 @@
+"""`steppe train`: one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from steppe.cli.flags import with_config_flags
+from steppe.cli.show import ReadingProgress, TrainingProgress, console, progress_bar
+from steppe.config import RunConfig, load_run_config, parse
+
+
+@with_config_flags
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="a TOML file with the run's configuration; flags override its keys")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="the run folder  \\[default: runs/<run id>]")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")
+    ] = None,
+    *,
+    overrides: dict[str, Any],
+) -> None:
+    """Train one model and leave a run folder. The same command again goes on where it was stopped."""
+    from steppe.report import print_table, summarise
+    from steppe.studies import execute
+
+    run_config = (
+        load_run_config(config, overrides) if config else parse(RunConfig, overrides, where="the command line's flags")
+    )
+    with progress_bar() as bar:
+        run = execute(
+            run_config,
+            out,
+            data_root=data_root,
+            device=device,
+            observer=TrainingProgress(bar),
+            progress=ReadingProgress(bar),
+        )
+    print_table(summarise([run]), console)
+    console.print(f"run folder: {run.path}", markup=False, soft_wrap=True)
+    console.print(f"a page about it: steppe report {run.path}", markup=False, soft_wrap=True)

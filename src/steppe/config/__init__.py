@@ -1,0 +1,44 @@
+"""What a run and a study are: frozen configurations, TOML both ways, and the hash that names a run."""
+
+from steppe.config.run import (
+    MINIMIZER_DEFAULTS,
+    OPTIMIZER_DEFAULTS,
+    AugmentConfig,
+    BudgetConfig,
+    DataConfig,
+    MinimizerConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    Section,
+    derive_seed,
+)
+from steppe.config.study import MeasureConfig, PlannedRun, StudyConfig, load_study_config, plan
+from steppe.config.toml import dump_toml, leaves, load_run_config, merge, parse, read_toml
+
+__all__ = [
+    "MINIMIZER_DEFAULTS",
+    "OPTIMIZER_DEFAULTS",
+    "AugmentConfig",
+    "BudgetConfig",
+    "DataConfig",
+    "MeasureConfig",
+    "MinimizerConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PlannedRun",
+    "RunConfig",
+    "ScheduleConfig",
+    "Section",
+    "StudyConfig",
+    "derive_seed",
+    "dump_toml",
+    "leaves",
+    "load_run_config",
+    "load_study_config",
+    "merge",
+    "parse",
+    "plan",
+    "read_toml",
+]

@@ -1,0 +1,212 @@
+"""The configuration of one run: frozen, strict about keys, and hashed into the run's name.
+
+Every field says what it means in its description; the command line takes its flags, help and defaults from here,
+so a key is added in one place. Where data lives, which device is used and how many threads run are not here: they
+say where a run happens, not what it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MINIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
+    "base": {},
+    "sam": {"rho": 0.05},
+    "asam": {"rho": 0.5, "eta": 0.01},
+}
+"""What each minimizer's own options are when the user does not say; written out in full in `config.toml`."""
+
+OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
+    "sgd": {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9},
+    "adam": {"lr": 1e-3, "weight_decay": 0.0},
+    "adamw": {"lr": 1e-3, "weight_decay": 0.05},
+}
+"""Likewise for the base optimizers."""
+
+
+class Section(BaseModel):
+    """What every part of a configuration shares: no unknown keys, no change after it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Which images are learned, and how they are divided."""
+
+    name: str = Field("digits", min_length=1, description="data set: a name from `steppe data`, a folder, or a .npz")
+    val_fraction: float = Field(0.1, gt=0, lt=1, description="share of the training images kept for validation")
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="share kept for the test where the source has none")
+    split_seed: int = Field(0, ge=0, description="seed of the splits; runs that differ only in `seed` share them")
+    image_size: int | None = Field(None, ge=4, le=1024, description="side in pixels; default: the data's own")
+    odd_images: Literal["refuse", "convert"] = Field(
+        "refuse", description="what to do with images that are not 8-bit RGB or grey (16-bit, CMYK, palette, alpha)"
+    )
+
+
+class ModelConfig(Section):
+    """The network."""
+
+    name: str = Field("vit_tiny_p2", min_length=1, description="model: a name from `steppe models`, or any timm name")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate")
+    drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic-depth rate")
+
+
+class MinimizerConfig(Section):
+    """Where the gradient is taken."""
+
+    name: Literal["base", "sam", "asam"] = Field("base", description="base (the optimizer alone), sam or asam")
+    rho: float | None = Field(None, ge=0, description="radius of the perturbation; default: 0.05 for sam, 0.5 for asam")
+    eta: float | None = Field(None, ge=0, description="added to |w| in ASAM's scaling; default: 0.01")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        return _with_defaults(values, MINIMIZER_DEFAULTS, cls.model_fields["name"].default)
+
+    @model_validator(mode="after")
+    def _only_own_options(self) -> Self:
+        _refuse_foreign(self, MINIMIZER_DEFAULTS)
+        return self
+
+
+class OptimizerConfig(Section):
+    """The base optimizer, which the minimizer wraps."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field("adamw", description="sgd, adam or adamw")
+    lr: float | None = Field(None, gt=0, description="peak learning rate; default: 0.1 for sgd, 0.001 for the others")
+    weight_decay: float | None = Field(None, ge=0, description="default: 0.0005 for sgd, 0 for adam, 0.05 for adamw")
+    momentum: float | None = Field(None, ge=0, lt=1, description="sgd only; default: 0.9")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        return _with_defaults(values, OPTIMIZER_DEFAULTS, cls.model_fields["name"].default)
+
+    @model_validator(mode="after")
+    def _only_own_options(self) -> Self:
+        _refuse_foreign(self, OPTIMIZER_DEFAULTS)
+        return self
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the run, as a function of the share of the budget spent."""
+
+    name: Literal["constant", "cosine", "linear", "step"] = Field(
+        "cosine", description="constant, cosine, linear, step"
+    )
+    warmup: float = Field(0.0, ge=0, lt=1, description="share of the budget with a linearly rising rate")
+    final: float = Field(0.0, ge=0, le=1, description="cosine and linear: the last rate, as a share of the peak")
+    drop_every: float = Field(1 / 3, gt=0, le=1, description="step: share of the budget between two drops")
+    gamma: float = Field(0.1, gt=0, le=1, description="step: factor of each drop")
+
+
+class AugmentConfig(Section):
+    """Random changes of the training images."""
+
+    crop_padding: int = Field(0, ge=0, le=64, description="pad by so many pixels, then crop back at a random place")
+    flip: bool = Field(False, description="mirror half of the images")
+
+
+class BudgetConfig(Section):
+    """What the run may spend: one of the keys. Default: 20 epochs."""
+
+    epochs: int | None = Field(None, gt=0, description="passes over the training images")
+    gradient_evaluations: int | None = Field(None, gt=0, description="batch gradients; a SAM step costs two")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and not any(v is not None for v in values.values()):
+            return {"epochs": 20}
+        return values
+
+    @model_validator(mode="after")
+    def _just_one(self) -> Self:
+        given = [k for k in type(self).model_fields if getattr(self, k) is not None]
+        if len(given) > 1:
+            raise ValueError(f"a run has one budget, but {' and '.join(given)} are given")
+        return self
+
+
+class RunConfig(Section):
+    """One training, from one configuration and one seed."""
+
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of the weights, the order of the images and dropout")
+    batch_size: int = Field(64, gt=0, description="images per step")
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="float32, or bfloat16 autocast")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
+    clip_norm: float | None = Field(None, gt=0, description="clip the norm of the final gradient; default: off")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    minimizer: MinimizerConfig = Field(default_factory=lambda: MinimizerConfig.model_validate({}))
+    optimizer: OptimizerConfig = Field(default_factory=lambda: OptimizerConfig.model_validate({}))
+    schedule: ScheduleConfig = ScheduleConfig()
+    augment: AugmentConfig = AugmentConfig()
+    budget: BudgetConfig = Field(default_factory=lambda: BudgetConfig.model_validate({}))
+
+    @property
+    def hash(self) -> str:
+        """Ten hexadecimal digits that change with anything that changes the result.
+
+        A field that is off by default (None, False, 0) does not count while it is off, so that a later version may
+        add features without giving every earlier run another name.
+        """
+        text = json.dumps(_canonical(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @property
+    def run_id(self) -> str:
+        """The run's folder name: what a person wants to see first, then the hash."""
+        words = (self.data.name.rstrip("/").rsplit("/", 1)[-1], self.model.name, self.minimizer.name)
+        return "-".join([*(_slug(w) for w in words), f"s{self.seed}", self.hash])
+
+    def without_seed(self) -> RunConfig:
+        """The configuration that all seeds of one cell of a study share."""
+        return self.model_copy(update={"seed": 0})
+
+
+def derive_seed(seed: int, *words: str | int) -> int:
+    """Give every use of randomness a stream of its own, from the run's seed and where in the run it stands.
+
+    Nothing random is carried from step to step, so a run resumed at any step draws what it would have drawn.
+    """
+    text = ":".join(map(str, (seed, *words)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def _with_defaults(values: Any, table: Mapping[str, Mapping[str, float]], default_name: str) -> Any:
+    """Fill what is not given from the row of the chosen name; leave anything odd for pydantic to refuse."""
+    if not isinstance(values, Mapping):
+        return values
+    row = table.get(values.get("name", default_name), {}) if isinstance(values.get("name", ""), str) else {}
+    given = {k: v for k, v in values.items() if v is not None}
+    return {**row, **given}
+
+
+def _refuse_foreign(section: Any, table: Mapping[str, Mapping[str, float]]) -> None:
+    """Refuse an option of another method: it would do nothing, silently."""
+    for key in {k for row in table.values() for k in row}:
+        if getattr(section, key) is not None and key not in table[section.name]:
+            owners = [name for name, row in table.items() if key in row]
+            raise ValueError(f"{key} means nothing to {section.name!r}: it belongs to {', '.join(owners)}")
+
+
+def _canonical(section: Section) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if isinstance(value, Section):
+            out[key] = _canonical(value)
+        elif not (value == field.default and not value):
+            out[key] = value
+    return out
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]+", "_", text).strip("_.")[:40] or "x"

@@ -1,0 +1,93 @@
+"""Errors meant for the person at the keyboard: what is wrong, where, and how to mend it.
+
+The command line prints these on one screen, without a traceback, and exits with code 2. Broken invariants of
+our own stay plain `assert`s and other exceptions, with their traceback: those are bugs, not user errors.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SteppeError(Exception):
+    """Something the user can mend.
+
+    Args:
+        what: what is wrong, one sentence.
+        where: the file, key, image or step it was found in.
+        mend: what to do about it.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None) -> None:
+        """Keep the three parts apart, so that each front end can lay them out its own way."""
+        self.what, self.where, self.mend = what, where, mend
+        super().__init__(what, where, mend)
+
+    def __str__(self) -> str:
+        """Give the parts as up to three lines of plain text."""
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.mend:
+            lines.append(f"  mend:  {self.mend}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by parts: an error crosses process borders when a study runs in workers."""
+        return _rebuild, (type(self), self.what, self.where, self.mend)
+
+
+def _rebuild(kind: type[SteppeError], what: str, where: str | None, mend: str | None) -> SteppeError:
+    return kind(what, where=where, mend=mend)
+
+
+class ConfigError(SteppeError):
+    """A key, value or file of a run or study configuration is not right."""
+
+
+class DataError(SteppeError):
+    """A data set is missing, damaged, or not usable for classification."""
+
+
+class RunError(SteppeError):
+    """A run folder is in use, belongs to another configuration, or cannot be read or written."""
+
+
+class TrainingError(SteppeError):
+    """Training itself could not go on: the loss is no longer finite, or memory ran out."""
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """Return the names in `known` that look most like `name`, best first."""
+    by_lower = {k.lower(): k for k in known}
+    return [by_lower[k] for k in difflib.get_close_matches(name.lower(), list(by_lower), n=limit, cutoff=0.5)]
+
+
+def unknown_name(
+    kind: str, name: str, known: Iterable[str], *, where: str | None = None, see: str | None = None
+) -> ConfigError:
+    """Build the error for a name that is not known, with the nearest right ones.
+
+    Args:
+        kind: what sort of thing was named, such as "model".
+        name: the name as given.
+        known: every right name.
+        where: where the name stood.
+        see: a command that lists the right names.
+    """
+    known = sorted(known)
+    close = nearest(name, known)
+    if close:
+        mend = f"did you mean {' or '.join(repr(c) for c in close)}?"
+    elif len(known) <= 12:
+        mend = f"choose one of: {', '.join(known)}"
+    else:
+        mend = ""
+    if see:
+        mend = f"{mend} `{see}` lists them all.".strip()
+    return ConfigError(f"unknown {kind} {name!r}", where=where, mend=mend or None)
+
+
+class Interrupted(SteppeError):  # noqa: N818 - it is no error
+    """The user asked to stop. Nothing is lost; the command line exits with code 130, as shells expect."""

@@ -1,0 +1,45 @@
+"""Top-1 accuracy and mean cross-entropy of a model on a split."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from steppe.data import Dataset, Split, in_order
+
+
+class Accuracy(TypedDict):
+    """What `measure_accuracy` finds."""
+
+    loss: float
+    accuracy: float
+    examples: int
+
+
+@torch.no_grad()
+def measure_accuracy(
+    model: nn.Module, split: Split, dataset: Dataset, *, device: torch.device, batch_size: int = 1024
+) -> Accuracy:
+    """Measure a model in evaluation mode; it is left in the mode it was found in.
+
+    Args:
+        model: on `device`.
+        split: the images to measure on.
+        dataset: whose statistics normalise them.
+        device: where to compute.
+        batch_size: images at a time.
+    """
+    training = model.training
+    model.eval()
+    loss, correct = torch.zeros((), dtype=torch.float64), 0
+    try:
+        for images, labels in in_order(split, dataset, batch_size=batch_size, device=device):
+            logits = model(images).float()
+            loss += F.cross_entropy(logits, labels, reduction="sum").double().cpu()
+            correct += int((logits.argmax(1) == labels).sum())
+    finally:
+        model.train(training)
+    return {"loss": loss.item() / len(split), "accuracy": correct / len(split), "examples": len(split)}

@@ -1,0 +1,118 @@
+"""An optimizer around an optimizer: shared parameter groups, gradients as vectors, state.
+
+All that a minimizer needs of its base optimizer and of the network, and nothing about sharpness.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import vectors
+from .parameters import Filter, build_blocks
+from .vectors import Vector
+
+
+class Wrapper(Optimizer):
+    """A torch optimizer that shares the parameter groups and the state of the base optimizer it wraps."""
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module | None,
+        perturb: str | Filter,
+        scaling: str,
+        numbers: dict[str, float | Tensor],
+    ) -> None:
+        """Wrap a base optimizer; `numbers` go into every group that does not bring its own."""
+        if not isinstance(base, Optimizer):
+            raise TypeError(f"base must be an optimizer instance such as torch.optim.SGD(...), not {base!r}")
+        self.base, self.model = base, model
+        Optimizer.__setstate__(self, {"defaults": {**base.defaults, **numbers}})
+        self.perturb, self.scaling, self.numbers = perturb, scaling, numbers
+        self.averages: dict[str, list[Tensor]] = {}
+        """Vectors that a method keeps from step to step; saved with the state."""
+        self.build()
+
+    def average(self, name: str) -> list[Tensor]:
+        """One of the kept vectors, zero at first."""
+        if name not in self.averages:
+            self.averages[name] = vectors.zeros_like(self.parameters)
+        return self.averages[name]
+
+    def build(self) -> None:
+        """(Re)read the base optimizer's groups: which parameters there are and what each of them is."""
+        for group in self.param_groups:
+            for key, value in self.numbers.items():
+                group.setdefault(key, value)
+        self.parameters, self.blocks = build_blocks(self.base, self.model, self.perturb, self.scaling)
+        self._sizes = [len(group["params"]) for group in self.param_groups]
+
+    def outdated(self) -> bool:
+        """Whether the base optimizer's groups were changed behind our back (added to, or loaded from elsewhere)."""
+        return self._sizes != [len(group["params"]) for group in self.param_groups] or any(
+            key not in group for group in self.param_groups for key in self.numbers
+        )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The base optimizer's groups themselves."""
+        return self.base.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The base optimizer's state itself."""
+        return self.base.state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: everything, not only what a plain optimizer keeps."""
+        return dict(self.__dict__)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        self.base.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the base optimizer; the method's numbers are filled in."""
+        self.base.add_param_group(param_group)
+        self.build()
+
+    def gradients(self) -> list[Tensor | None]:
+        """The parameters' gradients as they stand."""
+        return [parameter.grad for parameter in self.parameters]
+
+    def set_gradients(self, gradients: Vector) -> None:
+        """Put gradients in place, without copying."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def keep(self, gradients: Vector) -> Vector:
+        """Gradients that survive the next backward pass: the same tensors, unless they are views of DDP's buckets."""
+        if getattr(self.model, "gradient_as_bucket_view", False):
+            return vectors.clone(self.blocks, gradients)
+        return gradients
+
+    def with_decay(self, gradients: Vector) -> Vector:
+        """The gradients with weight_decay · w added, in fresh tensors."""
+        decayed = vectors.clone(self.blocks, gradients)
+        for block in self.blocks:
+            decay = self.param_groups[block.group].get("weight_decay", 0.0)
+            vectors.add_([block], decayed, self.parameters, decay)
+        return decayed
+
+    def clip(self, limit: float | Tensor) -> None:
+        """Scale the gradients down to the given global norm if they exceed it."""
+        gradients = self.gradients()
+        squared = vectors.squared_norm(self.blocks, gradients)
+        if squared is not None:
+            factor = (limit * vectors.guarded_reciprocal(squared.sqrt())).clamp(max=1.0)
+            vectors.scale_(self.blocks, gradients, torch.where(squared > 0, factor, torch.ones_like(factor)))
+
+    def without_sync(self) -> AbstractContextManager[Any]:
+        """DDP's `no_sync`, which keeps gradients on their own process; nothing for other models."""
+        no_sync = getattr(self.model, "no_sync", None)
+        return no_sync() if no_sync is not None else nullcontext()

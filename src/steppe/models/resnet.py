@@ -1,0 +1,75 @@
+"""Residual networks for small images (He et al. 2016, section 4.2): a 3×3 stem, no pooling before the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from timm.layers.drop import DropPath
+from torch import nn
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions with BatchNorm, added to the input (projected by 1×1 where the shape changes)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, drop_path: float) -> None:
+        """Make the block; `stride` halves the image where it is 2."""
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.drop_path = DropPath(drop_path)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return relu(shortcut(x) + residual(x))."""
+        residual = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(self.shortcut(x) + self.drop_path(residual))
+
+
+class SmallResNet(nn.Module):
+    """A ResNet of basic blocks; every stage after the first halves the image."""
+
+    def __init__(
+        self,
+        *,
+        img_size: int,
+        in_chans: int,
+        num_classes: int,
+        depths: Sequence[int],
+        widths: Sequence[int],
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        """Make the network. `img_size` is only checked: convolutions take any size that survives the halvings."""
+        super().__init__()
+        if img_size < 2 ** (len(widths) - 1):
+            raise ValueError(f"{len(widths) - 1} halvings leave nothing of {img_size} pixels")
+        self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        rates = iter(torch.linspace(0, drop_path_rate, sum(depths)).tolist())
+        stages, inputs = [], widths[0]
+        for index, (depth, width) in enumerate(zip(depths, widths, strict=True)):
+            blocks = []
+            for block in range(depth):
+                stride = 2 if index > 0 and block == 0 else 1
+                blocks.append(BasicBlock(inputs, width, stride, next(rates)))
+                inputs = width
+            stages.append(nn.Sequential(*blocks))
+        self.stages = nn.Sequential(*stages)
+        self.dropout = nn.Dropout(drop_rate)
+        self.head = nn.Linear(inputs, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch of images."""
+        x = self.stages(F.relu(self.bn1(self.conv1(x))))
+        return self.head(self.dropout(x.mean(dim=(2, 3))))

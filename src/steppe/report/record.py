@@ -1,0 +1,130 @@
+"""One run as the report sees it: everything read once, nothing trusted, nothing missed when it is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from steppe.config import RunConfig
+from steppe.errors import RunError
+from steppe.report.numbers import number
+from steppe.runs import Run
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run folder holds. A file that is damaged counts as absent, and `reason` says so."""
+
+    id: str
+    config: RunConfig
+    status: str
+    """finished, failed or unfinished"""
+    reason: str
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    cost: dict[str, Any]
+    geometry: dict[str, Any]
+    env: dict[str, Any]
+    data: dict[str, Any]
+
+
+def read_record(run: Run) -> Record:
+    """Read a run folder.
+
+    Raises:
+        RunError: its configuration is damaged, so that nothing in it can be placed.
+    """
+    config = run.config
+    damage: list[str] = []
+
+    def read(name: str) -> dict[str, Any]:
+        try:
+            return run.read(name)
+        except RunError as error:
+            damage.append(f"{name}: {error.what}")
+            return {}
+
+    try:
+        metrics = run.metrics()
+    except (RunError, OSError) as error:
+        damage.append(f"metrics.jsonl: {error.what if isinstance(error, RunError) else error}")
+        metrics = []
+    summary = read("summary.json")
+    status = summary.get("status")
+    if status not in ("finished", "failed"):
+        status = "unfinished"
+    reason = str(summary.get("reason") or "no reason was recorded") if status == "failed" else ""
+    files = [read(name) for name in ("cost.json", "geometry.json", "env.json", "data.json")]
+    if status == "unfinished":
+        reason = f"stopped or still running after epoch {metrics[-1]['epoch']}" if metrics else "no epoch finished yet"
+    reason = "; ".join([*([reason] if reason else []), *damage])
+    return Record(run.id, config, status, reason, summary, metrics, *files)
+
+
+def read_records(runs: Sequence[Run]) -> list[Record]:
+    """Read the runs, each configuration once: a copy of a run is no second seed. A finished copy is preferred."""
+    kept: dict[str, Record] = {}
+    for run in runs:
+        record = read_record(run)
+        name = record.config.hash
+        if name not in kept or (record.status == "finished" and kept[name].status != "finished"):
+            kept[name] = record
+    return _with_unique_ids(list(kept.values()))
+
+
+def _with_unique_ids(records: list[Record]) -> list[Record]:
+    """Folders in different places may share a name; the report tells them apart by a number."""
+    seen: dict[str, int] = {}
+    out = []
+    for record in records:
+        seen[record.id] = times = seen.get(record.id, 0) + 1
+        out.append(record if times == 1 else replace(record, id=f"{record.id} ({times})"))
+    return out
+
+
+def dig(value: Any, *keys: str) -> Any:
+    """Follow `keys` into nested mappings; None where the way ends."""
+    for key in keys:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value
+
+
+def flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """List nested mappings as ("section.key", text) pairs."""
+    if isinstance(value, Mapping):
+        return [pair for key, inner in value.items() for pair in flatten(inner, f"{prefix}.{key}" if prefix else key)]
+    if isinstance(value, list) and not any(isinstance(part, Mapping | list) for part in value):
+        value = " ".join(map(str, value))
+    return [(prefix, "–" if value is None else str(value))]
+
+
+def _result(*keys: str) -> Callable[[Record], float | None]:
+    return lambda record: number(dig(record.summary, *keys)) if record.status == "finished" else None
+
+
+def _noise(record: Record) -> float | None:
+    return number(dig(record.geometry, "noise_loss", "mean"))
+
+
+def _noise_increase(record: Record) -> float | None:
+    noisy, clean = _noise(record), number(dig(record.geometry, "noise_loss", "clean"))
+    return None if noisy is None or clean is None else noisy - clean
+
+
+MEASURES: dict[str, Callable[[Record], float | None]] = {
+    "test_accuracy": _result("test", "accuracy"),
+    "val_accuracy": _result("val", "accuracy"),
+    "train_accuracy": _result("train", "accuracy"),
+    "parameters": lambda record: number(record.cost.get("parameters")),
+    "flops_per_image": lambda record: number(record.cost.get("flops_per_image")),
+    "time_per_epoch_s": _result("time_per_epoch_s"),
+    "time_s": _result("time_s"),
+    "gradient_evaluations": _result("gradient_evaluations"),
+    "epochs": _result("epochs"),
+    "noise_loss": _noise,
+    "noise_loss_increase": _noise_increase,
+}
+"""What is averaged over seeds, and how it is read from a run. Results count when the run finished."""

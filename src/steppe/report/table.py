@@ -1,0 +1,194 @@
+"""Runs summarised: one row for the runs that differ only in their seed, with mean and spread of every measure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steppe.config import RunConfig
+from steppe.report.numbers import MISSING
+from steppe.report.record import MEASURES, Record, read_records
+from steppe.runs import Run
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A measure over seeds."""
+
+    mean: float | None = None
+    std: float | None = None
+    """sample standard deviation; None with fewer than two seeds"""
+    n: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs of one configuration, over their seeds."""
+
+    labels: dict[str, str]
+    config: RunConfig
+    """the configuration they share, with the seed set to 0"""
+    run_ids: tuple[str, ...]
+    seeds: tuple[int, ...]
+    finished: int
+    failed: int
+    unfinished: int
+    reasons: dict[str, str]
+    """run id to why it has no result, or what is damaged in it"""
+    test_accuracy: Stat
+    val_accuracy: Stat
+    train_accuracy: Stat
+    parameters: Stat
+    flops_per_image: Stat
+    time_per_epoch_s: Stat
+    time_s: Stat
+    gradient_evaluations: Stat
+    epochs: Stat
+    noise_loss: Stat
+    noise_loss_increase: Stat
+
+    def stat(self, name: str) -> Stat:
+        """Look a measure up by its name."""
+        value = getattr(self, name)
+        assert isinstance(value, Stat), name
+        return value
+
+
+def summarise(runs: Sequence[Run], study: Mapping[str, Any] | None = None) -> list[Row]:
+    """Group runs that differ only in their seed, and average what was measured.
+
+    Args:
+        runs: the runs, in the order the rows shall have. Copies of one run count once.
+        study: the content of a study's `study.json`, whose axes then label the rows. Without it rows are labelled
+            by the configuration keys in which they differ.
+    """
+    return summarise_records(read_records(runs), study)
+
+
+def summarise_records(records: Sequence[Record], study: Mapping[str, Any] | None = None) -> list[Row]:
+    """Do the work of `summarise` on runs that were read before."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.config.without_seed().hash, []).append(record)
+    members = [sorted(group, key=lambda record: record.config.seed) for group in groups.values()]
+    labels = _study_labels(members, study or {}) or _config_labels([group[0].config for group in members])
+    return [_row(group, label) for group, label in zip(members, labels, strict=True)]
+
+
+def spread(values: Sequence[float | None]) -> Stat:
+    """Take the mean and the sample standard deviation of the values that are there."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Stat()
+    mean = known[0] if len(set(known)) == 1 else statistics.fmean(known)
+    return Stat(mean, statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+def varying_axes(rows: Sequence[Row]) -> list[str]:
+    """The label axes on which the rows are not all the same."""
+    axes = list(rows[0].labels) if rows else []
+    return [axis for axis in axes if len({row.labels.get(axis) for row in rows}) > 1]
+
+
+def name_row(row: Row, rows: Sequence[Row]) -> str:
+    """Name a row by what sets it apart from the others."""
+    axes = varying_axes(rows) or [axis for axis in row.labels if axis != "data.name"]
+    return join_labels(row, axes) or row.config.model.name
+
+
+def join_labels(row: Row, axes: Sequence[str]) -> str:
+    """Join a row's labels: "ViT · SAM", or "vit_tiny_p2 · sam · rho 0.1" for configuration keys."""
+    words = []
+    for axis in axes:
+        label = row.labels.get(axis, MISSING)
+        if _is_option(axis) and label != MISSING:
+            words.append(f"{axis.rsplit('.', 1)[-1].replace('_', ' ')} {label}")
+        elif not _is_option(axis):
+            words.append(label)
+    return " · ".join(words)
+
+
+def name_axis(axis: str) -> str:
+    """Turn a label axis into a column heading: "model.name" into "Model", "optimizer.weight_decay" into "Weight decay"."""
+    text = axis.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ")
+    return text[:1].upper() + text[1:]
+
+
+def show_value(value: Any) -> str:
+    """Show a configuration value in a label."""
+    if value is None:
+        return MISSING
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _row(group: Sequence[Record], labels: dict[str, str]) -> Row:
+    counts = [sum(record.status == status for record in group) for status in ("finished", "failed", "unfinished")]
+    return Row(
+        labels,
+        group[0].config.without_seed(),
+        tuple(record.id for record in group),
+        tuple(record.config.seed for record in group),
+        *counts,
+        reasons={record.id: record.reason for record in group if record.reason},
+        **{name: spread([read(record) for record in group]) for name, read in MEASURES.items()},
+    )
+
+
+def _study_labels(groups: Sequence[Sequence[Record]], study: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Label the groups by the study's axes; a run the study does not know is labelled by its configuration."""
+    listed = study.get("runs")
+    known: dict[str, dict[str, str]] = {}
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, Mapping) and isinstance(entry.get("labels"), Mapping):
+            known[str(entry.get("run_id"))] = {str(axis): str(label) for axis, label in entry["labels"].items()}
+    axes = list(dict.fromkeys(axis for labels in known.values() for axis in labels))
+    if not axes:
+        return []
+    out = []
+    for group in groups:
+        labels = next((known[record.id] for record in group if record.id in known), None)
+        if labels is None:
+            config = group[0].config
+            words = [f"{config.model.name} (not in the study)", config.minimizer.name]
+            labels = dict(zip(axes, [*words, *[MISSING] * len(axes)], strict=False))
+        out.append({axis: labels.get(axis, MISSING) for axis in axes})
+    return out
+
+
+def _config_labels(configs: Sequence[RunConfig]) -> list[dict[str, str]]:
+    flat = [_flat(config) for config in configs]
+    keys = _differing_keys(flat) or ["data.name", "model.name", "minimizer.name"]
+    return [{key: show_value(values[key]) for key in keys} for values in flat]
+
+
+def _differing_keys(flat: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys in which configurations differ, less the options that follow from their section's name."""
+    if not flat:
+        return []
+    differing = [key for key in flat[0] if key != "seed" and len({repr(values[key]) for values in flat}) > 1]
+    order = {"data": 0, "model": 1, "minimizer": 2, "optimizer": 3}
+    differing.sort(key=lambda key: order.get(key.split(".")[0], 4))
+    kept = []
+    for key in differing:
+        section_name = f"{key.split('.')[0]}.name"
+        if key != section_name and section_name in differing:
+            pairs = {(values[section_name], repr(values[key])) for values in flat}
+            if len(pairs) == len({name for name, _ in pairs}):
+                continue
+        kept.append(key)
+    return kept
+
+
+def _is_option(axis: str) -> bool:
+    return "." in axis and not axis.endswith(".name")
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in config.model_dump().items():
+        out |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+    return out

@@ -1,0 +1,78 @@
+"""Writes that are whole or absent: a reader never sees half a file, a full disk never costs the old one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from steppe.errors import RunError
+
+
+def write_atomically(path: str | Path, content: bytes | str) -> None:
+    """Write `content` beside `path`, flush it to the disk, then put it in place in one step."""
+    path = Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+        temporary = None
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise explain_os_error(error, path) from None
+    finally:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as readable JSON, atomically. NaN is refused: it is not JSON."""
+    write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file of a run folder, naming the file if it is damaged."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"the file cannot be read: {error}", where=str(path)) from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise RunError(f"this is not valid JSON: {error}", where=str(path)) from None
+
+
+def explain_os_error(error: OSError, path: str | Path) -> RunError:
+    """Say what a failed write means and what to do."""
+    where = str(path)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        mend = "free some space or choose another folder, then run the same command again: it goes on from here"
+        return RunError("the disk is full: nothing that was there before is lost", where=where, mend=mend)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return RunError("this may not be written", where=where, mend="choose a folder you may write to")
+    return RunError(f"this cannot be written: {error.strerror or error}", where=where, mend="choose another folder")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some file systems refuse to sync a folder; the file itself is safe
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,79 @@
+"""What a plan will cost on this machine, before it is run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from steppe import cost, data
+from steppe.config import PlannedRun, RunConfig
+from steppe.train import build_model, pick_device
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The expected cost of one run."""
+
+    gradient_evaluations: float
+    flops: float
+    time_s: float
+
+
+def estimate_runs(
+    planned: list[PlannedRun], *, data_root: str | Path | None = None, device: str | None = None, threads: int = 1
+) -> list[Estimate]:
+    """Estimate every run: gradient evaluations by counting, seconds by timing a few of them for each model.
+
+    A backward pass is taken as twice the forward pass, as usual.
+    """
+    place = pick_device(device)
+    seconds: dict[tuple[str, str, int, str], tuple[float, int, int]] = {}
+    datasets: dict[str, data.Dataset] = {}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        out = []
+        for run in planned:
+            config = run.config
+            name = config.data.model_dump_json()
+            if name not in datasets:
+                datasets[name] = data.load(config.data, data_root)
+            key = (name, config.model.model_dump_json(), config.batch_size, config.precision)
+            if key not in seconds:
+                seconds[key] = _time_gradient(config, datasets[name], place)
+            per_gradient_s, flops_per_image, batch = seconds[key]
+            evaluations = _evaluations(config, len(datasets[name].train) // batch)
+            out.append(Estimate(evaluations, 3.0 * flops_per_image * batch * evaluations, per_gradient_s * evaluations))
+        return out
+    finally:
+        torch.set_num_threads(before)
+
+
+def _evaluations(config: RunConfig, steps_per_epoch: int) -> float:
+    if config.budget.gradient_evaluations is not None:
+        return config.budget.gradient_evaluations
+    assert config.budget.epochs is not None
+    return config.budget.epochs * steps_per_epoch * (1 if config.minimizer.name == "base" else 2)
+
+
+def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.device) -> tuple[float, int, int]:
+    batch = min(config.batch_size, len(dataset.train))
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(config, dataset).to(device).train()
+    flops = cost.count_flops(model, (dataset.channels, dataset.image_size, dataset.image_size))
+    shape = (batch, dataset.channels, dataset.image_size, dataset.image_size)
+    images, labels = torch.zeros(shape, device=device), torch.zeros(batch, dtype=torch.long, device=device)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+            loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times), flops, batch

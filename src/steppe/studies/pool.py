@@ -1,0 +1,237 @@
+"""Run a study on this machine: one worker process a slot, one run at a time in each.
+
+A finished run is not run again. A failed one is told with its reason and does not stop the others. A worker that dies
+(out of memory, killed) is started again and its run tried once more, from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from steppe.config import PlannedRun, StudyConfig
+from steppe.errors import Interrupted, RunError
+from steppe.runs import Run, write_json
+
+Notify = Callable[[str, PlannedRun, dict[str, Any]], None]
+"""Called with an event ("start", "epoch", "done", "failed", "kept"), the run it concerns, and its details."""
+
+
+def run_study(
+    study: StudyConfig,
+    planned: list[PlannedRun],
+    out: str | Path,
+    *,
+    data_root: str | None = None,
+    device: str | None = None,
+    workers: int | None = None,
+    notify: Notify | None = None,
+) -> dict[str, str]:
+    """Run what is not finished yet; give the reasons of the runs that failed, by run id.
+
+    Args:
+        study: the study.
+        planned: its runs, from `plan`.
+        out: the study's folder; every run has a folder of its own in it.
+        data_root: where named data sets live.
+        device: by default the GPU where there is one.
+        workers: how many runs at a time; by default one on a GPU, else one a core.
+        notify: told about progress; may be called from several threads, one call at a time.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM; every worker has kept its run.
+    """
+    out = Path(out)
+    write_json(out / "study.json", describe(study, planned))
+    todo = [p for p in planned if not _complete(out / p.config.run_id)]
+    slots = max(1, min(workers or default_workers(device), len(todo)))
+    shared = _Shared(study, out, data_root, device, threads=max(1, (os.cpu_count() or 1) // slots), notify=notify)
+    for run in planned:
+        if run not in todo:
+            shared.tell("kept", run, {})
+    for run in todo:
+        shared.todo.put(run)
+    with _forward_signals(shared):
+        threads = [threading.Thread(target=_Slot(shared, number).work) for number in range(slots if todo else 0)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.2)
+    if shared.bug:
+        raise shared.bug
+    if shared.stop.is_set():
+        left = sum(not _complete(out / p.config.run_id) for p in planned)
+        mend = "run the same command again to go on from here"
+        raise Interrupted(
+            f"stopped with {left} of {len(planned)} runs to go; nothing is lost", where=str(out), mend=mend
+        )
+    return shared.failed
+
+
+def describe(study: StudyConfig, planned: list[PlannedRun]) -> dict[str, Any]:
+    """What `study.json` says: the question, and which run is which cell."""
+    runs = [{"run_id": p.config.run_id, "labels": p.labels, "seed": p.config.seed} for p in planned]
+    return {"name": study.name, "title": study.title, "question": study.question, "runs": runs}
+
+
+def default_workers(device: str | None) -> int:
+    """One run at a time on a GPU, one a core on the CPU."""
+    import torch
+
+    on_gpu = torch.cuda.is_available() if device is None else not device.startswith("cpu")
+    return 1 if on_gpu else os.cpu_count() or 1
+
+
+def _complete(path: Path) -> bool:
+    if not (path / "config.toml").exists():
+        return False
+    run = Run(path)
+    return run.finished and bool(run.read("geometry.json")) and bool(run.read("cost.json"))
+
+
+class _Shared:
+    """What the slots have in common."""
+
+    def __init__(
+        self,
+        study: StudyConfig,
+        out: Path,
+        data_root: str | None,
+        device: str | None,
+        *,
+        threads: int,
+        notify: Notify | None,
+    ) -> None:
+        self.study, self.out, self.data_root, self.device = study, out, data_root, device
+        self.threads = threads
+        self.todo: queue.SimpleQueue[PlannedRun] = queue.SimpleQueue()
+        self.failed: dict[str, str] = {}
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.stop = threading.Event()
+        self.bug: BaseException | None = None
+        self._notify, self._lock = notify, threading.Lock()
+
+    def tell(self, event: str, run: PlannedRun, details: dict[str, Any]) -> None:
+        with self._lock:
+            if event == "failed":
+                self.failed[run.config.run_id] = details["reason"]
+            if self._notify:
+                self._notify(event, run, details)
+
+
+class _Slot:
+    """A thread that keeps one worker process busy."""
+
+    def __init__(self, shared: _Shared, number: int) -> None:
+        self.shared, self.number = shared, number
+        self.log = shared.out / f"worker-{number}.log"
+
+    def work(self) -> None:
+        try:
+            while not self.shared.stop.is_set():
+                try:
+                    run = self.shared.todo.get_nowait()
+                except queue.Empty:
+                    break
+                self._complete_run(run)
+        except BaseException as error:
+            self.shared.bug = error
+            self.shared.stop.set()
+        finally:
+            self._end_process()
+
+    def _complete_run(self, run: PlannedRun) -> None:
+        self.shared.tell("start", run, {})
+        for attempt in (1, 2):
+            answer = self._try_run(run)
+            if answer["event"] != "died" or self.shared.stop.is_set():
+                break
+            if attempt == 2:
+                reason = f"the worker process died twice ({answer['how']}); see {self.log}"
+                answer = {"event": "failed", "reason": reason}
+        if answer["event"] in ("done", "failed"):
+            self.shared.tell(answer["event"], run, answer)
+
+    def _try_run(self, run: PlannedRun) -> dict[str, Any]:
+        process = self._process()
+        job = {
+            "config": run.config.model_dump(mode="json"),
+            "out": str(self.shared.out / run.config.run_id),
+            "data_root": self.shared.data_root,
+            "device": self.shared.device,
+            "measure": self.shared.study.measure.model_dump(mode="json"),
+        }
+        assert process.stdin
+        assert process.stdout
+        try:
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                answer = json.loads(line)
+                if answer["event"] != "epoch":
+                    return answer
+                self.shared.tell("epoch", run, answer["record"])
+        except BrokenPipeError:
+            pass
+        code = self._end_process()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return {"event": "died", "how": how}
+
+    def _end_process(self) -> int:
+        """Let the worker go: it stops when its input ends. Give its exit code."""
+        process = self.shared.processes.pop(self.number, None)
+        if process is None:
+            return 0
+        for pipe in (process.stdin, process.stdout):
+            if pipe:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        return process.wait()
+
+    def _process(self) -> subprocess.Popen[str]:
+        if self.number not in self.shared.processes:
+            try:
+                with open(self.log, "ab") as log:
+                    self.shared.processes[self.number] = subprocess.Popen(
+                        [sys.executable, "-m", "steppe.studies.worker", str(self.shared.threads)],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        text=True,
+                        start_new_session=True,  # Ctrl-C reaches us alone, and we tell the workers
+                    )
+            except OSError as error:
+                raise RunError(f"no worker process could be started: {error}", where=str(self.log)) from None
+        return self.shared.processes[self.number]
+
+
+class _forward_signals:  # noqa: N801
+    """While a study runs, turn Ctrl-C and SIGTERM into a request to every worker to keep its run and stop."""
+
+    def __init__(self, shared: _Shared) -> None:
+        self.shared = shared
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for kind in (signal.SIGINT, signal.SIGTERM):
+                self.before[kind] = signal.signal(kind, self._stop)
+
+    def __exit__(self, *exception: object) -> None:
+        for kind, handler in self.before.items():
+            signal.signal(kind, handler)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.shared.stop.set()
+        for process in list(self.shared.processes.values()):
+            process.send_signal(signal.SIGTERM)

@@ -1,0 +1,86 @@
+"""A worker process of a study: takes runs as JSON lines on its input, tells about them as JSON lines.
+
+    in   {"config": {...}, "out": "...", "data_root": null, "device": null, "measure": {...}}
+    out  {"event": "epoch", "record": {...}} …, then one of
+         {"event": "done"} | {"event": "failed", "reason": "..."} | {"event": "interrupted"}
+
+A process of its own, so that a crash costs one run; started as a module rather than by multiprocessing, so that
+nobody's `__main__` is imported again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from typing import Any, TextIO
+
+import torch
+
+from steppe.config import MeasureConfig, RunConfig
+from steppe.errors import Interrupted, SteppeError
+from steppe.runs import Observer
+from steppe.studies.pipeline import execute
+
+
+def main() -> None:
+    """Work until the input ends. When whoever started us dies, the input ends too: stop at once."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a stray print goes to the log, not between the answers
+    torch.set_num_threads(int(sys.argv[1]))
+    jobs = _read_in_background(sys.stdin)
+    while (line := jobs()) is not None:
+        _tell(answers, **_work(json.loads(line), answers))
+
+
+def _work(job: dict[str, Any], answers: TextIO) -> dict[str, Any]:
+    class Teller(Observer):
+        def epoch(self, record: dict[str, Any]) -> None:
+            _tell(answers, event="epoch", record=record)
+
+    try:
+        execute(
+            RunConfig.model_validate(job["config"]),
+            job["out"],
+            data_root=job["data_root"],
+            device=job["device"],
+            measure=MeasureConfig.model_validate(job["measure"]),
+            observer=Teller(),
+        )
+    except (Interrupted, KeyboardInterrupt):
+        return {"event": "interrupted"}
+    except SteppeError as error:
+        return {"event": "failed", "reason": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        return {"event": "failed", "reason": f"{type(error).__name__}: {error} (a bug; the traceback is in the log)"}
+    return {"event": "done"}
+
+
+def _read_in_background(source: TextIO) -> Any:
+    lines: list[str] = []
+    there = threading.Semaphore(0)
+
+    def read() -> None:
+        for line in source:
+            lines.append(line)
+            there.release()
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+
+    def take() -> str:
+        there.acquire()
+        return lines.pop(0)
+
+    return take
+
+
+def _tell(answers: TextIO, **message: Any) -> None:
+    answers.write(json.dumps(message) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Where a run happens: the device, and what a bug report or a reader of the results needs to know."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steppe.errors import ConfigError
+
+PACKAGES = ("steppe", "torch", "torchvision", "timm", "numpy", "pydantic", "safetensors", "scikit-learn")
+
+
+def pick_device(name: str | None = None) -> torch.device:
+    """Return the device asked for, or the GPU where there is one, else the CPU."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n")[0]
+        mend = "use --device cpu, or leave it away"
+        raise ConfigError(f"device {name!r} cannot be used here: {reason}", where="--device", mend=mend) from None
+    return device
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Collect versions, machine, device, threads, commit and command."""
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "commit": _commit(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout, with a plus sign where files differ from it; None when installed."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True, timeout=5).stdout
+
+    try:
+        head = git("rev-parse", "--short=12", "HEAD").strip()
+        changed = git("status", "--porcelain", "-uno").strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("+" if changed else "")
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from steppe.config import RunConfig, derive_seed, dump_toml, leaves, load_run_config, merge, parse, plan
+from steppe.config.study import StudyConfig
+from steppe.errors import ConfigError
+
+CHANGES = {
+    "seed": 1,
+    "batch_size": 32,
+    "precision": "bfloat16",
+    "label_smoothing": 0.1,
+    "clip_norm": 1.0,
+    "data.name": "mnist",
+    "data.val_fraction": 0.2,
+    "data.test_fraction": 0.3,
+    "data.split_seed": 1,
+    "data.image_size": 16,
+    "data.odd_images": "convert",
+    "model.name": "resnet_tiny",
+    "model.dropout": 0.1,
+    "model.drop_path": 0.1,
+    "minimizer.name": "sam",
+    "minimizer.rho": 0.1,
+    "minimizer.eta": 0.1,
+    "optimizer.name": "adam",
+    "optimizer.lr": 0.01,
+    "optimizer.weight_decay": 0.5,
+    "optimizer.momentum": 0.5,
+    "schedule.name": "linear",
+    "schedule.warmup": 0.1,
+    "schedule.final": 0.1,
+    "schedule.drop_every": 0.5,
+    "schedule.gamma": 0.5,
+    "augment.crop_padding": 1,
+    "augment.flip": True,
+    "budget.epochs": 5,
+    "budget.gradient_evaluations": 100,
+}
+
+
+def nested(key: str, value: object) -> dict:
+    *sections, last = key.split(".")
+    out: dict = {last: value}
+    for section in reversed(sections):
+        out = {section: out}
+    return out
+
+
+def test_every_key_is_covered_by_the_hash_test():
+    assert sorted(CHANGES) == sorted(key for key, _ in leaves(RunConfig))
+
+
+@pytest.mark.parametrize("key", sorted(CHANGES))
+def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
+    owner = {"minimizer.rho": {"minimizer": {"name": "sam"}}, "minimizer.eta": {"minimizer": {"name": "asam"}}}
+    start = owner.get(key, {"optimizer": {"name": "sgd"}} if key == "optimizer.momentum" else {})
+    before = RunConfig.model_validate(start)
+    after = RunConfig.model_validate(merge(start, nested(key, CHANGES[key])))
+    assert before.hash != after.hash
+    (tmp_path / "c.toml").write_text(dump_toml(after))
+    again = load_run_config(tmp_path / "c.toml")
+    assert again == after
+    assert again.hash == after.hash
+
+
+def test_hash_is_stable_across_versions():
+    """A change here renames every user's runs: make it on purpose only."""
+    assert RunConfig().run_id == "digits-vit_tiny_p2-base-s0-908e4ebdc5"
+
+
+def test_defaults_of_the_chosen_names_are_written_out():
+    config = RunConfig.model_validate({"minimizer": {"name": "asam"}, "optimizer": {"name": "sgd"}})
+    assert (config.minimizer.rho, config.minimizer.eta) == (0.5, 0.01)
+    assert (config.optimizer.lr, config.optimizer.momentum) == (0.1, 0.9)
+    explicit = {"minimizer": {"name": "asam", "rho": 0.5, "eta": 0.01}, "optimizer": {"name": "sgd", "lr": 0.1}}
+    assert RunConfig.model_validate(explicit).hash == config.hash
+
+
+def test_config_is_frozen():
+    with pytest.raises(ValidationError):
+        RunConfig().seed = 3
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"minimiser": {"name": "sam"}}, "did you mean 'minimizer'"),
+        ({"minimizer": {"roh": 0.1}}, "did you mean 'minimizer.rho'"),
+        ({"rho": 0.1}, "did you mean 'minimizer.rho'"),
+        ({"lr": 0.1}, "did you mean 'optimizer.lr'"),
+        ({"minimizer": {"name": "san"}}, "did you mean 'sam'"),
+        ({"minimizer": {"name": "sam", "rho": -1}}, "minimizer.rho = -1"),
+        ({"minimizer": {"name": "base", "rho": 0.1}}, "rho means nothing to 'base'"),
+        ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "momentum means nothing to 'adamw'"),
+        ({"budget": {"epochs": 3, "gradient_evaluations": 5}}, "one budget"),
+        ({"optimizer": {"lr": float("nan")}}, "optimizer.lr"),
+        ({"data": 3}, "data = 3"),
+        ({"batch_size": "many"}, "batch_size = 'many'"),
+        ({"seed": -1, "batch_size": 0}, "batch_size = 0"),
+    ],
+)
+def test_mistakes_are_explained(values, expected):
+    with pytest.raises(ConfigError) as caught:
+        parse(RunConfig, values, where="test")
+    assert expected in str(caught.value)
+    assert "\n  where: test" in str(caught.value)
+
+
+def test_merge_puts_the_old_methods_options_aside():
+    merged = merge({"minimizer": {"name": "sam", "rho": 0.1}, "seed": 1}, {"minimizer": {"name": "base"}})
+    assert merged == {"minimizer": {"name": "base"}, "seed": 1}
+    assert merge({"budget": {"epochs": 3}}, {"budget": {"gradient_evaluations": 9}}) == {
+        "budget": {"gradient_evaluations": 9}
+    }
+    assert merge({"minimizer": {"name": "sam", "rho": 0.1}}, {"minimizer": {"rho": 0.2}}) == {
+        "minimizer": {"name": "sam", "rho": 0.2}
+    }
+
+
+def test_broken_files_are_explained(tmp_path):
+    for content, expected in ((b"a = = 1", "not valid TOML"), (b"\xff\xfe", "cannot be read"), (None, "no such file")):
+        path = tmp_path / "c.toml"
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ConfigError, match=expected):
+            load_run_config(path)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda s: st.dictionaries(st.text(), s)))
+def test_no_input_gives_a_traceback(values):
+    with contextlib.suppress(ConfigError):
+        parse(RunConfig, values if isinstance(values, dict) else {"model": values}, where="fuzz")
+
+
+def test_derived_seeds_differ_and_are_fixed():
+    seeds = {derive_seed(s, w, i) for s in range(5) for w in ("order", "step") for i in range(50)}
+    assert len(seeds) == 500
+    assert all(0 <= s < 2**63 for s in seeds)
+    assert derive_seed(0, "order", 0) == 7955589716765508323
+
+
+def study(**values) -> StudyConfig:
+    return StudyConfig.model_validate({"name": "s", **values})
+
+
+def test_plan_is_the_product_of_the_axes():
+    config = study(
+        seeds=[0],
+        base={"budget": {"epochs": 2}},
+        axes={
+            "model": {
+                "a": {"model": {"name": "resnet_tiny"}, "seeds": [0, 1]},
+                "b": {"model": {"name": "vit_tiny_p2"}},
+            },
+            "how": {"sam": {"minimizer": {"name": "sam"}}, "base": {"budget": {"epochs": 4}}},
+        },
+    )
+    planned = plan(config)
+    cells = [(p.labels["model"], p.labels["how"], p.config.seed) for p in planned]
+    assert cells == [
+        ("a", "sam", 0),
+        ("a", "sam", 1),
+        ("a", "base", 0),
+        ("a", "base", 1),
+        ("b", "sam", 0),
+        ("b", "base", 0),
+    ]
+    assert [p.config.budget.epochs for p in planned] == [2, 2, 4, 4, 2, 4]
+    assert len({p.config.run_id for p in planned}) == 6
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"axes": {"m": {}}}, "no variants"),
+        ({"axes": {"m": {"a": {}, "b": {}}}}, "same run"),
+        ({"base": {"seed": 3}}, "`seeds`, a list"),
+        ({"axes": {"m": {"a": {"seeds": 3}}}}, "not a list"),
+        ({"axes": {"m": {"a": {"modle": {}}}}}, "did you mean 'model'"),
+    ],
+)
+def test_mistakes_in_a_study_are_explained(values, expected):
+    with pytest.raises(ConfigError) as caught:
+        plan(study(**values))
+    assert expected in str(caught.value)

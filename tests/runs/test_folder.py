@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+
+import pytest
+
+from steppe.config import RunConfig
+from steppe.errors import RunError
+from steppe.runs import Run, create_run, find_runs, write_atomically, write_json
+
+
+def record(epoch: int, **more: float) -> dict:
+    return {"epoch": epoch, "step": epoch * 10, **more}
+
+
+def test_create_and_read(tmp_path):
+    config = RunConfig(seed=4)
+    run = create_run(tmp_path / "r", config)
+    assert run.config == config
+    assert run.summary == {}
+    assert not run.finished
+    assert run.metrics() == []
+    run.write("summary.json", {"status": "finished"})
+    assert create_run(tmp_path / "r", config).finished
+
+
+def test_a_folder_of_another_config_is_refused(tmp_path):
+    create_run(tmp_path / "r", RunConfig(seed=1))
+    with pytest.raises(RunError, match="seed is 1 there, 2 here"):
+        create_run(tmp_path / "r", RunConfig(seed=2))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(RunError, match="not empty"):
+        create_run(tmp_path / "full", RunConfig())
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+def test_metrics_tolerate_a_torn_last_line_and_go_on_after_it(tmp_path):
+    run = create_run(tmp_path / "r", RunConfig())
+    run.append_metrics(record(1, x=0.1))
+    run.append_metrics(record(2, x=0.2))
+    whole = (run.path / "metrics.jsonl").read_bytes()
+    for cut in range(1, len(json.dumps(record(2, x=0.2))) + 1):
+        (run.path / "metrics.jsonl").write_bytes(whole[:-cut])
+        assert [r["epoch"] for r in run.metrics()] in ([1], [1, 2])
+        run.append_metrics(record(3))
+        assert [r["epoch"] for r in run.metrics()][-1] == 3
+        assert all(json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines())
+
+
+def test_metrics_after_a_resumption_count_once(tmp_path):
+    run = create_run(tmp_path / "r", RunConfig())
+    for epoch, x in ((1, 1.0), (2, 2.0), (2, 2.5), (3, 3.0)):
+        run.append_metrics(record(epoch, x=x))
+    assert [(r["epoch"], r["x"]) for r in run.metrics()] == [(1, 1.0), (2, 2.5), (3, 3.0)]
+
+
+def test_damage_in_the_middle_is_told(tmp_path):
+    run = create_run(tmp_path / "r", RunConfig())
+    (run.path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo\n{"epoch": 3}\n')
+    with pytest.raises(RunError, match="line 2"):
+        run.metrics()
+    (run.path / "summary.json").write_text("[1")
+    with pytest.raises(RunError, match="not valid JSON"):
+        _ = run.summary
+    (run.path / "config.toml").write_text("seed = -1")
+    with pytest.raises(RunError, match="damaged"):
+        _ = run.config
+
+
+def test_an_atomic_write_that_fails_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "f.json"
+    write_json(path, {"a": 1})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="disk is full"):
+        write_atomically(path, "new")
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["f.json"]
+
+
+def test_nan_is_refused_rather_than_written(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "f.json", {"a": float("nan")})
+    assert not (tmp_path / "f.json").exists()
+
+
+def _hold(path, ready, done):
+    with Run(path).lock():
+        ready.set()
+        done.wait(30)
+
+
+def test_two_processes_cannot_hold_one_run(tmp_path):
+    run = create_run(tmp_path / "r", RunConfig())
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(str(run.path), ready, done))
+    other.start()
+    assert ready.wait(30)
+    with pytest.raises(RunError, match="another process"), run.lock():
+        pass
+    other.kill()
+    other.join()
+    with run.lock():
+        pass
+
+
+def test_find_runs(tmp_path):
+    a = create_run(tmp_path / "x" / "a", RunConfig(seed=1))
+    b = create_run(tmp_path / "x" / "y" / "b", RunConfig(seed=2))
+    assert [r.path for r in find_runs([tmp_path, a.path])] == [a.path, b.path]
+    for folder, expected in ((tmp_path / "none", "no such folder"), (tmp_path / "x" / "empty", "no runs here")):
+        (tmp_path / "x" / "empty").mkdir(exist_ok=True)
+        with pytest.raises(RunError, match=expected):
+            find_runs([folder])
+    with pytest.raises(RunError, match="not a run folder"):
+        Run(tmp_path / "x" / "empty")

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from steppe.config import StudyConfig, plan
+from steppe.errors import Interrupted
+from steppe.runs import Run
+from steppe.studies import estimate_runs, execute, find_study, list_studies, run_study
+
+
+def make_study(**changes) -> StudyConfig:
+    values = {
+        "name": "s",
+        "base": {"batch_size": 256, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 1}},
+        "axes": {"how": {"base": {}, "sam": {"minimizer": {"name": "sam"}}}},
+        "measure": {"noise_draws": 2},
+    }
+    return StudyConfig.model_validate({**values, **changes})
+
+
+def test_runs_are_made_once_and_measured(tmp_path):
+    study = make_study()
+    planned = plan(study)
+    events: list[tuple[str, str]] = []
+
+    def notify(event, run, details):
+        events.append((event, run.labels["how"]))
+
+    assert run_study(study, planned, tmp_path, workers=2, notify=notify) == {}
+    assert {e for e in events if e[0] == "done"} == {("done", "base"), ("done", "sam")}
+    assert ("epoch", "sam") in events
+    about = json.loads((tmp_path / "study.json").read_text())
+    assert [r["labels"]["how"] for r in about["runs"]] == ["base", "sam"]
+    for p in planned:
+        run = Run(tmp_path / p.config.run_id)
+        assert run.finished
+        assert run.read("cost.json")["parameters"] == 77754
+        assert run.read("geometry.json")["noise_loss"]["draws"] == 2
+        assert run.read("env.json")["threads"] == 1
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/*.json")}
+    events.clear()
+    run_study(study, planned, tmp_path, workers=2, notify=notify)
+    assert sorted(events) == [("kept", "base"), ("kept", "sam")]
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/*.json")} == stamps
+
+
+def test_a_worker_gives_what_one_process_gives(tmp_path):
+    study = make_study(axes={})
+    (planned,) = plan(study)
+    run_study(study, [planned], tmp_path / "study", workers=1)
+    direct = execute(planned.config, tmp_path / "direct")
+    assert (
+        direct.weights.read_bytes() == (tmp_path / "study" / planned.config.run_id / "weights.safetensors").read_bytes()
+    )
+
+
+def test_a_failed_run_does_not_stop_the_others(tmp_path):
+    study = make_study(
+        axes={"m": {"bad": {"model": {"name": "no_such_model"}}, "nan": {"optimizer": {"lr": 1e30}}, "good": {}}}
+    )
+    planned = plan(study)
+    failed = run_study(study, planned, tmp_path, workers=1)
+    by_label = {p.labels["m"]: p.config.run_id for p in planned}
+    assert set(failed) == {by_label["bad"], by_label["nan"]}
+    assert "unknown model 'no_such_model'" in failed[by_label["bad"]]
+    assert "no longer a finite number" in failed[by_label["nan"]]
+    assert Run(tmp_path / by_label["good"]).finished
+
+
+def test_a_killed_worker_costs_nothing_once_and_is_told_twice(tmp_path):
+    study = make_study(axes={}, base={"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 8}})
+    (planned,) = plan(study)
+    kills = []
+
+    def kill_worker(event, run, details):
+        if event == "epoch" and details["epoch"] >= 2 and len(kills) < kill_worker.times:
+            pids = [int(p) for p in os.listdir("/proc") if p.isdigit() and is_worker(int(p))]
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            kills.append(details["epoch"])
+
+    kill_worker.times = 1
+    assert run_study(study, [planned], tmp_path / "once", workers=1, notify=kill_worker) == {}
+    assert kills
+    assert run_study(study, [planned], tmp_path / "whole", workers=1) == {}
+    once, whole = (Run(tmp_path / name / planned.config.run_id) for name in ("once", "whole"))
+    assert once.weights.read_bytes() == whole.weights.read_bytes()
+    assert [r["val_loss"] for r in once.metrics()] == [r["val_loss"] for r in whole.metrics()]
+    kills.clear()
+    kill_worker.times = 2
+    failed = run_study(study, [planned], tmp_path / "twice", workers=1, notify=kill_worker)
+    assert "died twice (signal SIGKILL)" in failed[planned.config.run_id]
+
+
+def is_worker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+        with open(f"/proc/{pid}/stat") as file:
+            parent = int(file.read().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return False
+    return b"steppe.studies.worker" in words and parent == os.getpid()
+
+
+def test_ctrl_c_stops_every_worker_and_the_study_goes_on(tmp_path):
+    base = {"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 40}}
+    study = make_study(base=base)
+    planned = plan(study)
+    started = threading.Event()
+
+    def notify(event, run, details):
+        if event == "epoch" and details["epoch"] >= 2:
+            started.set()
+
+    def press() -> None:
+        started.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with pytest.raises(Interrupted, match="2 of 2 runs to go"):
+        run_study(study, planned, tmp_path, workers=2, notify=notify)
+    time.sleep(0.1)
+    assert not [p for p in os.listdir("/proc") if p.isdigit() and is_worker(int(p))]
+    assert any((tmp_path / p.config.run_id / "checkpoint.safetensors").exists() for p in planned)
+
+
+def test_estimates_count_gradients_and_take_time():
+    planned = plan(make_study(axes={"how": {"base": {}, "sam": {"minimizer": {"name": "sam"}}}}))
+    base, sam = estimate_runs(planned)
+    assert (base.gradient_evaluations, sam.gradient_evaluations) == (5, 10)
+    assert sam.flops == 2 * base.flops == 3 * 1527040 * 256 * 10
+    assert 0 < base.time_s < sam.time_s
+
+
+def test_shipped_studies_are_found_and_planned():
+    assert "quickstart" in list_studies()
+    for name in list_studies():
+        study, path = find_study(name)
+        assert plan(study, where=str(path))
+        assert study.question
+        assert find_study(str(path))[0] == study
+
+
+def test_quickstart_is_what_the_readme_says():
+    study, _ = find_study("quickstart")
+    planned = plan(study)
+    families = {p.config.model.name.split("_")[0] for p in planned}
+    assert families == {"resnet", "vit", "swin", "mixer"}
+    for family in families:
+        runs = [p for p in planned if p.config.model.name.startswith(family)]
+        epochs = {(p.config.minimizer.name, p.config.budget.epochs) for p in runs}
+        assert epochs == {("base", 15), ("sam", 15), ("asam", 15), ("base", 30)}
+    assert sum(1 for p in planned if p.config.seed == 2) == 2 * 4

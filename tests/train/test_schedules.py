@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from steppe.config import ScheduleConfig
+from steppe.train import lr_factor
+
+
+def torchs(scheduler, steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    made = scheduler(optimizer)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        made.step()
+    return rates
+
+
+def ours(steps: int, **options) -> list[float]:
+    return [lr_factor(ScheduleConfig(**options), step / steps) for step in range(steps)]
+
+
+def test_agrees_with_torch():
+    schedulers = torch.optim.lr_scheduler
+    assert ours(60, name="cosine") == pytest.approx(torchs(lambda o: schedulers.CosineAnnealingLR(o, 60), 60))
+    cosine = torchs(lambda o: schedulers.CosineAnnealingLR(o, 60, eta_min=0.1), 60)
+    assert ours(60, name="cosine", final=0.1) == pytest.approx(cosine)
+    for size in (7, 20, 30, 60):
+        step = torchs(lambda o, size=size: schedulers.StepLR(o, size, gamma=0.3), 60)
+        assert ours(60, name="step", drop_every=size / 60, gamma=0.3) == pytest.approx(step)
+    linear = torchs(lambda o: schedulers.LinearLR(o, 1.0, 0.2, 60), 60)
+    assert ours(60, name="linear", final=0.2) == pytest.approx(linear)
+    assert ours(5, name="constant") == [1.0] * 5
+
+
+def test_warm_up_rises_to_the_peak():
+    rates = ours(100, name="cosine", warmup=0.1)
+    assert rates[:10] == pytest.approx([i / 10 for i in range(10)])
+    assert rates[10] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True)
