@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from steppe.config import RunConfig, derive_seed, dump_toml, leaves, load_run_config, merge, parse, plan
+from steppe.config import (
+    MINIMIZER_DEFAULTS,
+    RunConfig,
+    derive_seed,
+    dump_toml,
+    leaves,
+    load_run_config,
+    merge,
+    parse,
+    plan,
+)
 from steppe.config.study import StudyConfig
 from steppe.errors import ConfigError
 
@@ -29,6 +39,18 @@ CHANGES = {
     "minimizer.name": "sam",
     "minimizer.rho": 0.1,
     "minimizer.eta": 0.1,
+    "minimizer.scaling": "all",
+    "minimizer.k": 3,
+    "minimizer.alpha": 0.1,
+    "minimizer.beta": 0.5,
+    "minimizer.gamma": 0.25,
+    "minimizer.sigma": 0.5,
+    "minimizer.lam": 0.9,
+    "minimizer.ascent_fraction": 0.25,
+    "minimizer.m": 16,
+    "minimizer.sharp_every": 5,
+    "minimizer.sharp_last": 0.25,
+    "minimizer.replay_rng": True,
     "optimizer.name": "adam",
     "optimizer.lr": 0.01,
     "optimizer.weight_decay": 0.5,
@@ -59,8 +81,11 @@ def test_every_key_is_covered_by_the_hash_test():
 
 @pytest.mark.parametrize("key", sorted(CHANGES))
 def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
-    owner = {"minimizer.rho": {"minimizer": {"name": "sam"}}, "minimizer.eta": {"minimizer": {"name": "asam"}}}
-    start = owner.get(key, {"optimizer": {"name": "sgd"}} if key == "optimizer.momentum" else {})
+    section, _, last = key.rpartition(".")
+    start = {"optimizer": {"name": "sgd"}} if key == "optimizer.momentum" else {}
+    if section == "minimizer" and last != "name":
+        owners = [name for name, row in MINIMIZER_DEFAULTS.items() if last in row]
+        start = {"minimizer": {"name": (owners or ["sam"])[0]}}
     before = RunConfig.model_validate(start)
     after = RunConfig.model_validate(merge(start, nested(key, CHANGES[key])))
     assert before.hash != after.hash
@@ -95,9 +120,16 @@ def test_config_is_frozen():
         ({"minimizer": {"roh": 0.1}}, "did you mean 'minimizer.rho'"),
         ({"rho": 0.1}, "did you mean 'minimizer.rho'"),
         ({"lr": 0.1}, "did you mean 'optimizer.lr'"),
-        ({"minimizer": {"name": "san"}}, "did you mean 'sam'"),
+        ({"minimizer": {"name": "asan"}}, "did you mean 'asam'"),
         ({"minimizer": {"name": "sam", "rho": -1}}, "minimizer.rho = -1"),
         ({"minimizer": {"name": "base", "rho": 0.1}}, "rho means nothing to 'base'"),
+        ({"minimizer": {"name": "msam", "m": 8}}, "m means nothing to 'msam'"),
+        ({"minimizer": {"name": "base", "sharp_every": 2}}, "sharp_every means nothing to 'base'"),
+        ({"minimizer": {"name": "looksam", "sharp_every": 2}}, "decides by itself"),
+        ({"minimizer": {"name": "gsam", "m": 2}}, "m-sharpness is for"),
+        ({"minimizer": {"name": "sam", "m": 2, "ascent_fraction": 0.5}}, "give one"),
+        ({"minimizer": {"name": "sam", "sharp_every": 2, "sharp_last": 0.5}}, "give one"),
+        ({"minimizer": {"name": "asam", "scaling": "al"}}, "did you mean 'all'"),
         ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "momentum means nothing to 'adamw'"),
         ({"budget": {"epochs": 3, "gradient_evaluations": 5}}, "one budget"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr"),

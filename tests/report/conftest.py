@@ -51,7 +51,7 @@ def make_run(
     """Write a run folder the way training does. `summary` overrides keys of summary.json."""
     config = RunConfig.model_validate(values or {})
     run = create_run(folder / (name or config.run_id), config)
-    dice = random.Random(config.run_id)
+    dice = random.Random(f"{config.model.name} {config.minimizer.name} {config.budget.epochs} {config.seed}")
     sharp = config.minimizer.name != "base"
     epochs = config.budget.epochs or 20
     cost = 40 if sharp else 20
@@ -73,7 +73,9 @@ def make_run(
         }
         run.append_metrics(record)
     run.write("env.json", ENV if env is None else env)
-    run.write("data.json", {"name": config.data.name, "classes": 10, "examples": {"train": 1293, "val": 144, "test": 360}})
+    run.write(
+        "data.json", {"name": config.data.name, "classes": 10, "examples": {"train": 1293, "val": 144, "test": 360}}
+    )
     if parameters is not None:
         run.write("cost.json", {"parameters": parameters, "flops_per_image": parameters * 31, "peak_memory_mib": None})
     if status == "finished":

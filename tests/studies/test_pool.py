@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -43,6 +44,7 @@ def test_runs_are_made_once_and_measured(tmp_path):
         assert run.read("cost.json")["parameters"] == 77754
         assert run.read("geometry.json")["noise_loss"]["draws"] == 2
         assert run.read("env.json")["threads"] == 1
+        assert run.read("env.json")["command"][1:] == sys.argv[1:]
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/*.json")}
     events.clear()
     run_study(study, planned, tmp_path, workers=2, notify=notify)

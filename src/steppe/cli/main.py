@@ -13,6 +13,7 @@ from rich.table import Table
 from steppe.cli import study
 from steppe.cli.show import console, errors
 from steppe.cli.train import train
+from steppe.config import MINIMIZER_DEFAULTS
 from steppe.errors import Interrupted, RunError, SteppeError
 
 app = typer.Typer(
@@ -99,6 +100,18 @@ def models(
         console.print(f"and {len(timm.list_models())} of timm's: `steppe models PATTERN` searches them")
 
 
+@app.command("minimizers")
+def minimizers_() -> None:
+    """List the minimizers, what a step of each costs, and their options."""
+    from steppe.minimizers import METHODS
+
+    table = Table("minimizer", "cost", "what it is", "options", box=None, header_style="bold")
+    for name, method in METHODS.items():
+        options = ", ".join(f"{key} {value}" for key, value in MINIMIZER_DEFAULTS[name].items())
+        table.add_row(name, method.cost, method.summary, options)
+    console.print(table)
+
+
 @app.command()
 def data(
     data_root: Annotated[
@@ -123,10 +136,10 @@ def main(argv: list[str] | None = None) -> None:
     try:
         app(args=argv)
     except SteppeError as error:
-        label = "[yellow]stopped[/yellow]" if isinstance(error, Interrupted) else "[red]error[/red]"
-        errors.print(f"{label} ", end="")
+        if not isinstance(error, Interrupted):
+            errors.print("[red]error[/red] ", end="")
         errors.print(str(error), markup=False, soft_wrap=True)
         sys.exit(130 if isinstance(error, Interrupted) else 2)
     except KeyboardInterrupt:
-        errors.print("[yellow]stopped[/yellow] nothing is lost: run the same command again to go on")
+        errors.print("stopped; nothing is lost: run the same command again to go on")
         sys.exit(130)

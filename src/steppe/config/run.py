@@ -11,14 +11,21 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MINIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
+MINIMIZER_DEFAULTS: dict[str, dict[str, float | str]] = {
     "base": {},
     "sam": {"rho": 0.05},
-    "asam": {"rho": 0.5, "eta": 0.01},
+    "asam": {"rho": 0.5, "eta": 0.01, "scaling": "weights"},
+    "looksam": {"rho": 0.05, "k": 5, "alpha": 0.7},
+    "esam": {"rho": 0.05, "beta": 0.6, "gamma": 0.5},
+    "msam": {"rho": 3.0},
+    "gsam": {"rho": 0.05, "alpha": 0.4},
+    "fsam": {"rho": 0.05, "sigma": 1.0, "lam": 0.6},
+    "samon": {"rho": 0.5},
+    "aesam": {"rho": 0.05},
 }
 """What each minimizer's own options are when the user does not say; written out in full in `config.toml`."""
 
@@ -60,9 +67,29 @@ class ModelConfig(Section):
 class MinimizerConfig(Section):
     """Where the gradient is taken."""
 
-    name: Literal["base", "sam", "asam"] = Field("base", description="base (the optimizer alone), sam or asam")
+    name: Literal["base", "sam", "asam", "looksam", "esam", "msam", "gsam", "fsam", "samon", "aesam"] = Field(
+        "base", description="base (the optimizer alone), sam, asam, or a relative: `steppe minimizers` lists them"
+    )
     rho: float | None = Field(None, ge=0, description="radius of the perturbation; default: 0.05 for sam, 0.5 for asam")
-    eta: float | None = Field(None, ge=0, description="added to |w| in ASAM's scaling; default: 0.01")
+    eta: float | None = Field(None, ge=0, description="asam: added to |w| in its scaling; default: 0.01")
+    scaling: Literal["weights", "all", "layer"] | None = Field(
+        None, description="asam: what its scaling acts on, weights, all or layer; default: weights, as the authors'"
+    )
+    k: int | None = Field(None, ge=1, description="looksam: every k-th step is sharp; default: 5")
+    alpha: float | None = Field(None, ge=0, description="looksam, gsam: strength; default: 0.7 and 0.4")
+    beta: float | None = Field(None, gt=0, le=1, description="esam: share of parameters perturbed; default: 0.6")
+    gamma: float | None = Field(None, gt=0, le=1, description="esam: share of examples kept; default: 0.5")
+    sigma: float | None = Field(None, ge=0, description="fsam: share of the average taken off; default: 1")
+    lam: float | None = Field(None, ge=0, lt=1, description="fsam: decay of the average gradient; default: 0.6")
+    ascent_fraction: float | None = Field(
+        None, gt=0, le=1, description="take the first gradient on this share of the batch; default: all of it"
+    )
+    m: int | None = Field(None, gt=0, description="m-sharpness: one perturbation for each m examples; default: one")
+    sharp_every: int | None = Field(None, gt=0, description="only every k-th step is sharp; default: each")
+    sharp_last: float | None = Field(
+        None, gt=0, le=1, description="only this last share of the budget is sharp; default: all of it"
+    )
+    replay_rng: bool = Field(False, description="draw the same dropout masks in both passes")
 
     @model_validator(mode="before")
     @classmethod
@@ -72,7 +99,32 @@ class MinimizerConfig(Section):
     @model_validator(mode="after")
     def _only_own_options(self) -> Self:
         _refuse_foreign(self, MINIMIZER_DEFAULTS)
+        if self.sharp_every and self.sharp_last:
+            raise ValueError("sharp_every and sharp_last are two schedules; give one")
+        no_first_pass = {"base": self._SHARP_ONLY, "msam": ("ascent_fraction", "m", "replay_rng")}
+        for key in no_first_pass.get(self.name, ()):
+            if getattr(self, key):
+                raise ValueError(f"{key} means nothing to {self.name!r}: it has no second pass")
+        if self.name in ("looksam", "aesam") and (self.sharp_every or self.sharp_last):
+            raise ValueError(f"{self.name!r} decides by itself which steps are sharp")
+        if self.m and self.name not in ("sam", "asam", "samon"):
+            raise ValueError(f"m-sharpness is for sam, asam and samon, not {self.name!r}")
+        if self.m and self.ascent_fraction:
+            raise ValueError("m and ascent_fraction both divide the batch; give one")
         return self
+
+    _SHARP_ONLY: ClassVar = ("ascent_fraction", "m", "sharp_every", "sharp_last", "replay_rng")
+
+    @property
+    def expected_gradients(self) -> float:
+        """About how many batch gradients a step costs, for estimates and progress; a run counts its own."""
+        if self.name in ("base", "msam"):
+            return 1.0
+        second = self.ascent_fraction or 1.0
+        if self.name == "esam":
+            second = 1 / 3 + (self.gamma or 1.0)
+        share = self.sharp_last or 1 / (self.sharp_every or self.k or 1)
+        return 1 + second * (0.5 if self.name == "aesam" else share)
 
 
 class OptimizerConfig(Section):
@@ -180,7 +232,7 @@ def derive_seed(seed: int, *words: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-def _with_defaults(values: Any, table: Mapping[str, Mapping[str, float]], default_name: str) -> Any:
+def _with_defaults(values: Any, table: Mapping[str, Mapping[str, Any]], default_name: str) -> Any:
     """Fill what is not given from the row of the chosen name; leave anything odd for pydantic to refuse."""
     if not isinstance(values, Mapping):
         return values
@@ -189,7 +241,7 @@ def _with_defaults(values: Any, table: Mapping[str, Mapping[str, float]], defaul
     return {**row, **given}
 
 
-def _refuse_foreign(section: Any, table: Mapping[str, Mapping[str, float]]) -> None:
+def _refuse_foreign(section: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse an option of another method: it would do nothing, silently."""
     for key in {k for row in table.values() for k in row}:
         if getattr(section, key) is not None and key not in table[section.name]:

@@ -126,4 +126,7 @@ def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
 def _literals(model: type[BaseModel], path: list[str]) -> list[str]:
     section = _section_at(model, path[:-1])
     field = section.model_fields.get(path[-1]) if section else None
-    return [str(a) for a in get_args(field.annotation)] if field else []
+    if field is None:
+        return []
+    inner = [get_args(a) for a in get_args(field.annotation)]  # the options of an optional literal lie deeper
+    return [str(a) for a in (next(filter(None, inner), ()) or get_args(field.annotation))]

@@ -5,6 +5,7 @@ forward and backward and returns the loss. `docs/minimizers.md` says which metho
 """
 
 from .batch import Batch
+from .captured import CapturedStep
 from .cheap import AESAM, ESAM, MSAM, LookSAM
 from .engine import Minimizer
 from .methods import ASAM, FSAM, GSAM, SAM, SAMON, Base
@@ -26,6 +27,7 @@ __all__ = [
     "Always",
     "Base",
     "Batch",
+    "CapturedStep",
     "Every",
     "GradientNorm",
     "Kind",

@@ -59,9 +59,9 @@ class Batch:
         return self.losses(slice(None) if examples is None else examples)
 
 
-def require_batch(closure: Any, why: str) -> Batch:
+def require_batch(closure: Any, why: str, *members: str) -> Batch:
     """The closure, if it can run on parts of its batch; a clear error otherwise."""
-    if not hasattr(closure, "size") or not hasattr(closure, "losses"):
+    if not all(hasattr(closure, member) for member in ("size", *members)):
         raise TypeError(
             f"{why} needs a closure that can run on part of the batch: pass a steppe.minimizers.Batch "
             f"(size and per-example losses) instead of {closure!r}"

@@ -168,7 +168,7 @@ class ESAM(SAM):
         """The examples whose loss rose most."""
         if self.gamma == 1.0:
             return None
-        batch = require_batch(closure, "esam's choice of examples")
+        batch = require_batch(closure, "esam's choice of examples", "latest", "score")
         before = batch.latest
         assert before is not None
         count = max(1, round(self.gamma * batch.size))

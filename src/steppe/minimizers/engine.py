@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import perturbation, vectors
+from . import vectors
 from .batch import Examples, require_batch
 from .options import PLAIN, Kind
 from .parameters import Filter
+from .perturbation import Perturbation
 from .precision import Unscaling
 from .schedules import Always, GradientNorm, Schedule
 from .state import load, state_of
@@ -57,6 +58,7 @@ class Minimizer(Wrapper):
     name: ClassVar[str] = "base"
     keeps_first: ClassVar[bool] = False
     """Whether the method needs the first gradient again after the second pass."""
+    _snapshot: Vector | None
     micro_batches: ClassVar[bool] = True
     """Whether a step can be made of independent micro-batches (no memory of the first gradient)."""
 
@@ -88,11 +90,10 @@ class Minimizer(Wrapper):
         self.sharp_step_count = 0
         self.gradient_evaluations = 0.0
         """Gradients paid for so far, in gradients of a whole batch."""
-        self.displace: Callable[..., None] = perturbation.perturb
+        self.perturbation = Perturbation()
         """How perturbed weights are written; a captured step puts a fused kernel here."""
         self.perturbed_copy: Vector | None = None
         """Where they are written; None: to the weights themselves, after a snapshot."""
-        self._snapshot: Vector | None = None
         self._moved = False
         self._kind: Kind | None = None
         self._first: Vector | None = None
@@ -300,12 +301,10 @@ class Minimizer(Wrapper):
         out = self.perturbed_copy
         if out is None:
             if self._snapshot is None:
-                perturbed = {i for block in self.blocks if block.perturbed for i in block.members}
-                wanted: Vector = [p if i in perturbed else None for i, p in enumerate(self.parameters)]
-                self._snapshot = vectors.empty_like(wanted)
+                self._snapshot = self.perturbation.make_snapshot(self.blocks, self.parameters)
             vectors.copy_(self.blocks, self._snapshot, self.parameters)
             out, self._moved = self.parameters, True
-        self.displace(
+        self.perturbation(
             self.blocks,
             self.param_groups,
             self.parameters,
@@ -348,6 +347,11 @@ class Minimizer(Wrapper):
         self._kind = self._first = None
         self._ascended = self._unscaled = self._overflowed = False
         self._spent = 0.0
+
+    def build(self) -> None:
+        """(Re)read the base optimizer's groups; a snapshot of other parameters is no longer of use."""
+        super().build()
+        self._snapshot = None
 
     # -- plumbing -----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,9 @@ from .vectors import Block, shard_groups
 Filter = Callable[[str, Tensor, nn.Module | None], bool]
 """(name, parameter, the module that owns it) -> whether it belongs."""
 
+_SMALL = 2**14
+"""Elements up to which a CPU tensor costs more to call an operation on than to copy."""
+
 SCALINGS = ("none", "weights", "all", "layer")
 _NORM_MODULES: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,
@@ -82,12 +85,32 @@ def build_blocks(
             sorted_members.setdefault(key, []).append(len(parameters))
             parameters.append(parameter)
     blocks = [
-        Block(group, tuple(members), scaled, perturbed, device, dtype, distributed, shards)
+        Block(group, piece, scaled, perturbed, device, dtype, distributed, small, shards)
         for (group, scaled, perturbed, device, dtype, distributed, shards), members in sorted_members.items()
+        for piece, small in _cut(members, parameters, whole=distributed or device.type != "cpu")
     ]
     if not any(block.perturbed for block in blocks):
         raise ValueError(f"the parameter filter {perturb!r} leaves nothing to perturb")
     return parameters, blocks
+
+
+def _cut(members: list[int], parameters: list[Tensor], whole: bool) -> list[tuple[tuple[int, ...], bool]]:
+    """Cut a CPU block into pieces that stay in the cache between operations; small tensors stay together."""
+    if whole:
+        return [(tuple(members), False)]
+    pieces: list[tuple[tuple[int, ...], bool]] = []
+    for small, limit in ((True, 64 * _SMALL), (False, 32 * _SMALL)):
+        piece: list[int] = []
+        count = 0
+        for i in (i for i in members if (parameters[i].numel() <= _SMALL) == small):
+            if piece and count + parameters[i].numel() > limit:
+                pieces.append((tuple(piece), small))
+                piece, count = [], 0
+            piece.append(i)
+            count += parameters[i].numel()
+        if piece:
+            pieces.append((tuple(piece), small and len(piece) > 1))
+    return pieces
 
 
 def _missing(scaling: str, perturb: str | Filter, model: nn.Module | None) -> str:

@@ -20,68 +20,164 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .vectors import Block, Vector, add_over_blocks, as_scalar, guarded_reciprocal, norms, pick
+from .vectors import Block, Vector, add_over_blocks, as_scalar, copy_, guarded_reciprocal, norms, pick
 
 
-def perturb(
-    blocks: list[Block],
-    groups: list[dict[str, Any]],
-    parameters: Vector,
-    direction: Vector,
-    out: Vector,
-    *,
-    scaling: str,
-    length: float = 1.0,
-    consume: bool = False,
-) -> None:
-    """Write parameters + length · ε to `out` (which may be the parameters themselves).
+class Perturbation:
+    """Writes perturbed weights; owns the buffers this takes.
 
-    `consume` allows the direction's tensors to be overwritten, which spares a temporary.
-    Blocks that are not perturbed are left alone; where the direction has nothing, `out` gets the plain parameter.
+    A multi-tensor call on the CPU is a loop over tensors inside torch. For tensors of a few thousand elements that
+    loop is all the cost, so the snapshot of such a block is one flat buffer and the arithmetic is done on that.
     """
-    chosen = [block for block in blocks if block.perturbed]
-    prepared: list[tuple[Block, list[Tensor], list[Tensor], list[Tensor] | None]] = []
-    parts: list[tuple[Block, Tensor]] = []
-    if out is not parameters:
+
+    def __init__(self) -> None:
+        """Start without buffers."""
+        self.flat: dict[Block, _Flat] = {}
+        self.scratch: dict[Block, list[Tensor]] = {}
+
+    def make_snapshot(self, blocks: list[Block], parameters: Vector) -> Vector:
+        """Room for a copy of every parameter that is perturbed."""
+        self.flat, self.scratch = {}, {}
+        snapshot: list[Tensor | None] = [None] * len(parameters)
+        for block in blocks:
+            (tensors,) = pick(block, parameters) if block.perturbed else ([],)
+            copies = [torch.empty_like(tensor) for tensor in tensors] if not block.flat else None
+            if block.flat and tensors:
+                self.flat[block] = _Flat(block, tensors)
+                copies = self.flat[block].weight_parts
+            for i, copy in zip(block.members, copies or [], strict=bool(copies)):
+                snapshot[i] = copy
+        return snapshot
+
+    def __call__(
+        self,
+        blocks: list[Block],
+        groups: list[dict[str, Any]],
+        parameters: Vector,
+        direction: Vector,
+        out: Vector,
+        *,
+        scaling: str,
+        length: float = 1.0,
+        consume: bool = False,
+    ) -> None:
+        """Write parameters + length · ε to `out`.
+
+        If that is the parameters themselves, the snapshot made here must hold their values. `consume` allows the
+        direction's tensors to be overwritten, which spares a temporary. Blocks that are not perturbed are left alone;
+        where the direction has nothing, `out` gets the plain parameter.
+        """
+        chosen = [block for block in blocks if block.perturbed]
+        if out is not parameters:
+            copy_(chosen, out, parameters)
+        moves: list[_Move | _FlatMove] = []
         for block in chosen:
-            weights, targets = pick(block, parameters, out)
-            torch._foreach_copy_(targets, weights)
-    for block in chosen:
-        targets, steps = pick(block, out, direction)
-        if not targets:
-            continue
-        scales = scales_of(block, groups[block.group], targets, scaling) if block.scaled else None
-        if scales is not None:
-            if consume:
-                torch._foreach_mul_(steps, scales)
-            else:
-                steps = list(torch._foreach_mul(steps, scales))
-        parts.append((block, norms(steps).square().sum()))
-        prepared.append((block, targets, steps, scales))
-    total = add_over_blocks(parts)
-    if total is None:
-        return
-    inverse = length * guarded_reciprocal(total.sqrt())
-    for block, targets, steps, scales in prepared:
-        radius = as_scalar(inverse * groups[block.group]["rho"], block)
-        if scales is not None:
-            torch._foreach_mul_(scales, radius)
-            torch._foreach_addcmul_(targets, scales, steps)
+            targets, steps = pick(block, out, direction)
+            rule = scaling if block.scaled else "none"
+            complete = len(targets) == len(block.members)
+            if block in self.flat and out is parameters and complete and rule != "layer":
+                moves.append(_FlatMove(block, groups[block.group], self.flat[block], targets, steps, rule))
+            elif targets:
+                scratch = self._scratch(block, targets)
+                moves.append(_Move(block, groups[block.group], targets, steps, rule, consume, scratch))
+        total = add_over_blocks((move.block, move.squared) for move in moves)
+        if total is None:
+            return
+        inverse = length * guarded_reciprocal(total.sqrt())
+        for move in moves:
+            move.finish(as_scalar(inverse * groups[move.block.group]["rho"], move.block))
+
+    def _scratch(self, block: Block, targets: list[Tensor]) -> list[Tensor] | None:
+        """Tensors to make T in, on the CPU alone: there a fresh large tensor costs more than the work on it."""
+        if not block.scaled or block.device.type != "cpu":
+            return None
+        scratch = self.scratch.get(block)
+        if scratch is None or len(scratch) != len(targets):
+            scratch = self.scratch[block] = [torch.empty_like(target) for target in targets]
+        return scratch
+
+
+class _Flat:
+    """A block's small tensors in one: the clean weights, the direction, and room for T."""
+
+    def __init__(self, block: Block, tensors: list[Tensor]) -> None:
+        sizes = [tensor.numel() for tensor in tensors]
+        shapes = [tensor.shape for tensor in tensors]
+        self.weights, self.direction, self.scales = (torch.empty(sum(sizes), dtype=block.dtype) for _ in range(3))
+        self.weight_parts, self.direction_parts = (
+            [part.view(shape) for part, shape in zip(buffer.split(sizes), shapes, strict=True)]
+            for buffer in (self.weights, self.direction)
+        )
+
+
+class _FlatMove:
+    """As `_Move`, for a block of small tensors whose clean weights already lie in a flat buffer."""
+
+    def __init__(
+        self, block: Block, group: dict[str, Any], flat: _Flat, targets: list[Tensor], steps: list[Tensor], scaling: str
+    ) -> None:
+        self.block, self.flat, self.targets, self.scaled = block, flat, targets, scaling != "none"
+        torch._foreach_copy_(flat.direction_parts, steps)
+        if self.scaled:
+            torch.abs(flat.weights, out=flat.scales).add_(as_scalar(group["eta"], block))
+            flat.direction.mul_(flat.scales)
+        self.squared = norms([flat.direction]).square().sum()
+
+    def finish(self, factor: float | Tensor) -> None:
+        flat = self.flat
+        if self.scaled:
+            flat.direction.mul_(flat.scales)
+        flat.direction.mul_(factor).add_(flat.weights)
+        torch._foreach_copy_(self.targets, flat.direction_parts)
+
+
+class _Move:
+    """One block's part of a perturbation: T d and its norm first, the move itself once all norms are known."""
+
+    def __init__(
+        self,
+        block: Block,
+        group: dict[str, Any],
+        targets: list[Tensor],
+        steps: list[Tensor],
+        scaling: str,
+        consume: bool,
+        scratch: list[Tensor] | None,
+    ) -> None:
+        self.block, self.targets, self.consume = block, targets, consume
+        scales = scales_of(block, group, targets, scaling, scratch) if scaling != "none" else None
+        if scales is not None and consume:
+            torch._foreach_mul_(steps, scales)
+        elif scales is not None:
+            steps = list(torch._foreach_mul(steps, scales))
+        self.steps, self.scales = steps, scales
+        self.squared = norms(steps).square().sum()
+
+    def finish(self, factor: float | Tensor) -> None:
+        """Add factor · T (T d) to the targets."""
+        if self.scales is not None:
+            torch._foreach_mul_(self.scales, factor)
+            torch._foreach_addcmul_(self.targets, self.scales, self.steps)
+        elif self.consume:
+            torch._foreach_mul_(self.steps, factor)
+            torch._foreach_add_(self.targets, self.steps)
         else:
-            if consume:
-                torch._foreach_mul_(steps, radius)
-            else:
-                steps = list(torch._foreach_mul(steps, radius))
-            torch._foreach_add_(targets, steps)
+            torch._foreach_add_(self.targets, torch._foreach_mul(self.steps, factor))
 
 
-def scales_of(block: Block, group: dict[str, Any], weights: list[Tensor], scaling: str) -> list[Tensor]:
+def scales_of(
+    block: Block, group: dict[str, Any], weights: list[Tensor], scaling: str, scratch: list[Tensor] | None = None
+) -> list[Tensor]:
     """T for each of the block's tensors, of full shape (`layer`: expanded to it)."""
     eta = as_scalar(group["eta"], block)
     if scaling != "layer":
-        scales = torch._foreach_abs(weights)
-        torch._foreach_add_(scales, eta)
-        return list(scales)
+        if scratch is None:
+            scratch = list(torch._foreach_abs(weights))
+        else:
+            torch._foreach_copy_(scratch, weights)
+            torch._foreach_abs_(scratch)
+        torch._foreach_add_(scratch, eta)
+        return scratch
     squares = add_over_blocks([(block, norms(weights).square())])
     assert squares is not None
     lengths = (squares.sqrt().to(block.dtype) + eta).unbind()

@@ -33,6 +33,8 @@ class Block:
     dtype: torch.dtype
     distributed: bool = False
     """Whether the tensors are `DTensor`s (FSDP2, tensor parallelism)."""
+    flat: bool = False
+    """Whether the tensors are small and on the CPU, so that they are best gathered into one."""
     shards: tuple[Any, ...] = ()
     """Process groups over which each of the tensors is cut; empty for whole and replicated tensors."""
 

@@ -78,7 +78,7 @@ def headline(rows: Sequence[Row]) -> Sentence:
     accuracy = best.test_accuracy
     shown = percent(accuracy.mean, accuracy.std)
     if sum(row.test_accuracy.mean is not None for row in rows) == 1:
-        return [(name_row(best, rows), True), (f" reaches {shown} test accuracy, {_over(accuracy.n)}.", False)]
+        return [(name_row(best, rows), True), (f" reaches {shown} test accuracy {_over(accuracy.n)}.", False)]
     verb = (" is the most accurate, at ", False)
     if accuracy.std is None:
         doubt = f" with {_count(accuracy.n, 'seed')}: chance is not ruled out."
@@ -173,12 +173,12 @@ def _tell_one(budget: str, sharp: str, plain: str, group: Sequence[Comparison], 
     ahead = f"{sum(d > 0 for d in singles)} of {len(singles)}"
     tested = len(group) - len(singles)
     if not tested:
-        end = f" in {ahead} {things}, with one seed each, which proves nothing."
+        end = f" in {ahead} {things}, with one seed each, so it may be chance."
         return [*start, (" is ahead of ", False), (plain, True), (end, False)]
     rest = [f"{count[word]} {word}" for word in (NOISE, WORSE) if count[word]]
     end = f" in {count[BETTER]} of {tested} {things} with several seeds"
     end += f" ({', '.join(rest)})" if rest else ""
-    end += f", and is ahead in {ahead} with one seed, which proves nothing" if singles else ""
+    end += f", and is ahead in {ahead} with one seed only" if singles else ""
     return [*start, (" beats ", False), (plain, True), (f"{end}.", False)]
 
 

@@ -44,13 +44,11 @@
   // ---- table -------------------------------------------------------------------------------------------------
   function sortBy(button) {
     const head = button.closest("th");
-    const column = head.cellIndex;
     const numeric = button.dataset.kind === "number";
-    const first = numeric ? "descending" : "ascending";
-    const other = numeric ? "ascending" : "descending";
+    const [first, other] = numeric ? ["descending", "ascending"] : ["ascending", "descending"];
     const direction = head.getAttribute("aria-sort") === first ? other : first;
     $$("th", head.parentNode).forEach((th) => th.setAttribute("aria-sort", th === head ? direction : "none"));
-    sortRows(column, numeric, direction);
+    sortRows(head.cellIndex, numeric, direction);
     announce(`Sorted by ${button.textContent}, ${direction}`);
   }
 
@@ -69,9 +67,7 @@
   function filterRows() {
     const words = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     const rows = [...$("#table tbody").rows];
-    rows.forEach((row) => {
-      row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
-    });
+    for (const row of rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
     const shown = rows.filter((row) => !row.hidden).length;
     $("#shown").textContent = words.length ? `${shown} of ${rows.length} rows` : "";
   }
@@ -92,9 +88,10 @@
   const DASHES = ["solid", "dash", "dot", "dashdot"];
   const chosen = (name) => $(`input[name="${name}"]:checked`)?.value;
   const escape = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
-  const cut = (text, limit) => (text.length > limit ? `${text.slice(0, limit - 1)}…` : text);
+  const cut = (text, limit) => (text.length > limit ? `${text.slice(0, Math.ceil(limit / 2))}…${text.slice(1 - Math.floor(limit / 2))}` : text);
   const hue = (series) => `c${series % 8}`;
   const dash = (series) => DASHES[Math.floor(series / 8) % DASHES.length];
+  const open = (series) => (series % 16 < 8 ? "" : "-open"); // a second round of colours has hollow marks
   const isShare = (name) => name.endsWith("accuracy");
   const scale = (name) => (isShare(name) ? 100 : 1);
   const onPhone = () => window.innerWidth < 700;
@@ -124,7 +121,8 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("soft") },
       margin: { l: 12, r: 14, t: 14, b: 12 }, dragmode: onPhone() ? false : "zoom",
-      hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 13 }, align: "left" },
+      hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { family: getComputedStyle(document.body).fontFamily, color: colour("ink"), size: 13 }, align: "left" },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("soft", 0.6), activecolor: colour("ink") },
       xaxis: axis(), yaxis: axis(),
     };
   }
@@ -172,8 +170,8 @@
         error_y: bar(100 * (row.values.test_accuracy[1] || 0), 0.55), error_x: bar(row.values[cost][1], 0.55),
         hovertext: [`<b>${escape(cut(row.name, 60))}</b><br>test ${withSpread(row, "test_accuracy")}<br>${data.titles[cost].toLowerCase()} ${withSpread(row, cost)}<br>${row.seeds} seed${row.seeds === 1 ? "" : "s"}${best ? "<br>on the Pareto front" : ""}`],
         marker: {
-          size: (best ? 13 : 10) + (row.panel % 8 === 3 ? 2 : 0), symbol: SYMBOLS[row.panel % 8], color: colour(hue(row.series), best ? 1 : 0.75),
-          line: { width: best ? 2 : 1, color: best ? colour("ink") : colour("paper") },
+          size: (best ? 13 : 10) + (row.panel % 8 === 3 ? 2 : 0), symbol: SYMBOLS[row.panel % 8] + open(row.series), color: colour(hue(row.series), best ? 1 : 0.75),
+          line: { width: best || open(row.series) ? 2 : 1, color: colour(best ? "ink" : open(row.series) ? hue(row.series) : "paper") },
         },
       });
     });
@@ -183,17 +181,18 @@
     layout.yaxis.title.text = onPhone() ? "" : "Test accuracy, %";
     layout.yaxis.ticksuffix = onPhone() ? " %" : "";
     layout.margin.t = 34;
-    layout.annotations = nameFront(front.map((row) => ({ row, x: at(row)[0], y: at(row)[1] })), points.map(at), plot, layout);
+    const edges = points.flatMap((row) => [-1, 1].map((sign) => at(row)[1] + sign * 100 * (row.values.test_accuracy[1] || 0)));
+    layout.annotations = nameFront(front.map((row) => ({ row, x: at(row)[0], y: at(row)[1] })), costs, edges, plot, layout);
     draw(plot, traces, layout);
   }
 
   // Names stand up and left of the front, where by its meaning no point can be; those that would collide are left out.
-  function nameFront(places, all, plot, layout) {
-    if (!all.length) return [];
+  function nameFront(places, costs, edges, plot, layout) {
+    if (!costs.length) return [];
     const log = layout.xaxis.type === "log";
     const flat = (x) => (log ? Math.log10(x) : x);
-    const [x0, x1] = log ? layout.xaxis.range : widen([Math.min(...all.map(([x]) => flat(x))), Math.max(...all.map(([x]) => flat(x)))], 0.07);
-    const [y0, y1] = widen([Math.min(...all.map(([, y]) => y)), Math.max(...all.map(([, y]) => y))], 0.12);
+    const [x0, x1] = log ? layout.xaxis.range : widen([Math.min(...costs), Math.max(...costs)], 0.07);
+    const [y0, y1] = widen([Math.min(...edges), Math.max(...edges)], 0.1);
     layout.xaxis.range = [x0, x1];
     layout.yaxis.range = [y0, y1];
     const wide = plot.clientWidth - 70, tall = plot.clientHeight - 90;
@@ -260,9 +259,8 @@
 
   function curveTraces(row, metric, progress) {
     const x = row.curve.x[progress], factor = scale(metric);
-    const { mean, std } = row.curve.y[metric];
+    const { mean, std } = row.curve.y[metric], ink = colour(hue(row.series));
     const y = mean.map((v) => (v === null ? null : v * factor));
-    const ink = colour(hue(row.series));
     const traces = [];
     if (std) {
       const inside = y.map((v, i) => i).filter((i) => y[i] !== null && std[i] !== null && x[i] !== null);
@@ -295,14 +293,14 @@
       const [mean, std] = row.values[measure];
       return {
         x: [mean], y: [group(row) + lane(row)], mode: "markers", hoverinfo: "text",
-        marker: { size: 11, color: colour(hue(row.series)), symbol: "circle" },
+        marker: { size: 11, color: colour(hue(row.series)), symbol: `circle${open(row.series)}`, line: { width: open(row.series) ? 2 : 0, color: colour(hue(row.series)) } },
         error_x: { type: "data", array: [std || 0], visible: Boolean(std), width: 0, thickness: 2, color: colour(hue(row.series), 0.6) },
         hovertext: [`<b>${escape(cut(row.name, 60))}</b><br>${data.titles[measure].toLowerCase()} ${withSpread(row, measure)}`],
       };
     });
     const values = rows.map((row) => row.values[measure][0]);
     Object.assign(layout.xaxis, suitsLog(values) ? logAxis(values) : { rangemode: "tozero", zeroline: true });
-    layout.xaxis.title.text = `← flatter    ${data.titles[measure]}`;
+    layout.xaxis.title.text = onPhone() ? "← flatter" : `← flatter    ${data.titles[measure]}`;
     Object.assign(layout.yaxis, {
       tickvals: groups.map((_, i) => i), ticktext: groups.map((name) => escape(cut(name, onPhone() ? 14 : 34))),
       range: [groups.length - 0.5, -0.5], showgrid: false, tickfont: { size: 13, color: colour("ink") },
@@ -323,7 +321,8 @@
     shape.setAttribute("d", kind === "lines" ? "M-12 0H12" : kind === "panel" ? GLYPHS[index % 8] : GLYPHS[0]);
     shape.style.cssText = kind === "lines"
       ? `stroke: var(--${hue(index)}); stroke-width: 3; stroke-dasharray: ${{ solid: "none", dash: "7 4", dot: "2 4", dashdot: "7 3 2 3" }[dash(index)]}`
-      : `fill: var(--${kind === "panel" ? "soft" : hue(index)})`;
+      : kind !== "panel" && open(index) ? `fill: none; stroke-width: 2; stroke: var(--${hue(index)})`
+        : `fill: var(--${kind === "panel" ? "soft" : hue(index)})`;
     svg.append(shape);
     return svg;
   }
@@ -364,8 +363,7 @@
   // ---- copying and links ------------------------------------------------------------------------------------------
   async function copy(button) {
     const text = $("pre", button.closest(".file")).textContent;
-    let done = false;
-    try { await navigator.clipboard.writeText(text); done = true; } catch { done = copyOldWay(text); }
+    const done = await Promise.resolve(navigator.clipboard?.writeText(text).then(() => true)).catch(() => false) || copyOldWay(text);
     button.textContent = done ? "Copied" : "Select and copy by hand";
     announce(button.textContent);
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
@@ -397,5 +395,5 @@
   $$('input[name="flatness"]').forEach((input) => input.addEventListener("change", drawFlatness));
   $$(".copy").forEach((button) => button.addEventListener("click", () => copy(button)));
   window.addEventListener("hashchange", openTarget);
-  openTarget();
+  openTarget(); // a link to a run opens it
 })();

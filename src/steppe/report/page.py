@@ -25,7 +25,7 @@ from steppe.runs import Run, write_atomically
 
 _COLUMNS: list[tuple[str, str, str]] = [
     ("test_accuracy", "Test acc. %", "share of the test images classified rightly, mean ± standard deviation"),
-    ("parameters", "Parameters", "weights of the network"),
+    ("parameters", "Params", "weights of the network"),
     ("flops_per_image", "FLOPs / image", "forward pass of one image, two for each multiply-add"),
     ("time_per_epoch_s", "Time / epoch", "training time of one pass over the images"),
     ("time_s", "Training time", "whole training time, without evaluation"),
@@ -62,6 +62,7 @@ def render(records: Sequence[Record], *, title: str | None, study: Mapping[str, 
     rows = summarise_records(records, study)
     layout = lay_out(rows)
     examples = max((number(dig(r.summary, "test", "examples")) or 0 for r in records), default=0) or None
+    measured = [row for row in rows if row.test_accuracy.mean is not None]
     comparisons = findings.compare(rows, layout, examples)
     told = findings.tell(comparisons, layout.panel_word)
     scripts = {"plotly": get_plotlyjs(), "page": _asset("page.js")}
@@ -72,14 +73,18 @@ def render(records: Sequence[Record], *, title: str | None, study: Mapping[str, 
         study_name=_study_text(study, "name"),
         question=_study_text(study, "question"),
         headline=findings.headline(rows),
-        statements=[*findings.supporting(rows), *(told if len(told) <= 6 else [])],
+        statements=[
+            *findings.supporting(rows),
+            *(told if len(told) <= 6 else []),
+            *([] if measured else _so_far(records)),
+        ],
         facts=_facts(records, rows, examples),
         verdicts=_verdicts(comparisons, layout),
         verdict_names={"panel": layout.panel_word.removesuffix("s").capitalize(), "examples": examples},
         table=_table(rows),
         has_curves=any(record.metrics for record in records),
-        has_flatness=any(row.noise_loss.mean is not None for row in rows),
-        has_accuracy=any(row.test_accuracy.mean is not None for row in rows),
+        has_flatness=sum(row.noise_loss.mean is not None for row in rows) > 1,
+        has_accuracy=len(measured) > 1,
         noise=_noise(records),
         choices={"cost": COSTS, "metric": CURVES, "progress": PROGRESS, "flatness": FLATNESS},
         panels=layout.panels,
@@ -108,7 +113,7 @@ def embed_json(value: Any) -> str:
 
 
 def _table(rows: Sequence[Row]) -> dict[str, Any]:
-    """The summary table: for each cell its text, what it is sorted by, and the spread beside it, with its column's room."""
+    """The summary table: each cell with its text, what it is sorted by, its spread and the room its column needs."""
     axes = list(rows[0].labels) if rows else []
     front = set(findings.pareto_front(rows, "time_s")) if len(rows) > 1 else set()
     room = {name: max((len(_show(name, row.stat(name))[1]) for row in rows), default=0) for name, _, _ in _COLUMNS}
@@ -118,16 +123,17 @@ def _table(rows: Sequence[Row]) -> dict[str, Any]:
         for axis in axes:
             kind = "label long" if len(row.labels[axis]) > 28 else "label"
             cells.append({"text": row.labels[axis], "sort": row.labels[axis], "kind": kind, "room": 0})
-        cells.append({"text": _seeds(row), "sort": row.finished, "kind": "number", "room": 0})
         for name, _, _ in _COLUMNS:
             text, spread = _show(name, row.stat(name))
             sort = row.stat(name).mean
             cells.append({"text": text, "sort": sort, "kind": "number", "spread": spread, "room": room[name]})
+        cells.insert(len(axes) + 1, {"text": _seeds(row), "sort": row.finished, "kind": "number", "room": 0})
         body.append({"cells": cells, "front": index in front})
     heads = [{"text": name_axis(axis), "hint": "", "kind": "text"} for axis in axes]
-    heads.append({"text": "Seeds", "hint": "finished runs, each with its own seed", "kind": "number"})
     heads += [{"text": text, "hint": hint, "kind": "number"} for _, text, hint in _COLUMNS]
-    return {"heads": heads, "rows": body, "sorted": len(axes) + 1}
+    seeds = {"text": "Seeds", "hint": "finished runs, each with its own seed", "kind": "number"}
+    heads.insert(len(axes) + 1, seeds)
+    return {"heads": heads, "rows": body, "sorted": len(axes)}
 
 
 def _show(name: str, stat: Stat) -> tuple[str, str]:
@@ -187,18 +193,36 @@ def _facts(records: Sequence[Record], rows: Sequence[Row], examples: float | Non
     seed_text = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}" if seeds else MISSING
     data = list(dict.fromkeys(record.config.data.name for record in records))
     train = {number(dig(record.data, "examples", "train")) for record in records}
-    images = [f"{whole(n)} {split}" for n, split in ((train.pop() if len(train) == 1 else None, "training"),) if n]
+    images = [f"{whole(train.pop())} training"] if len(train) == 1 and None not in train else []
     images += [f"{whole(examples)} test images"] if examples else []
-    seconds = [number(record.summary.get("time_s")) or 0.0 for record in records]
-    gradients = sum(number(record.summary.get("gradient_evaluations")) or 0.0 for record in records)
+    seconds, gradients = (
+        sum(_spent(record, name) for record in records) for name in ("time_s", "gradient_evaluations")
+    )
     machine, threads = _machine(records)
     return [
         {"name": "Runs", "value": str(len(records)), "note": states},
         {"name": "Seeds per row", "value": seed_text, "note": f"{len(rows)} row{'' if len(rows) == 1 else 's'}"},
         {"name": "Data", "value": data[0] if len(data) == 1 else f"{len(data)} data sets", "note": ", ".join(images)},
-        {"name": "Spent", "value": duration(sum(seconds)), "note": f"{whole(gradients)} gradient evaluations"},
+        {"name": "Spent", "value": duration(seconds), "note": f"{whole(gradients)} gradient evaluations"},
         {"name": "Machine", "value": machine, "note": threads},
     ]
+
+
+def _spent(record: Record, name: str) -> float:
+    """What a run has spent: as it ended, or as far as it came."""
+    last = record.metrics[-1].get(name) if record.metrics else None
+    return number(record.summary.get(name)) or number(last) or 0.0
+
+
+def _so_far(records: Sequence[Record]) -> list[findings.Sentence]:
+    """Where the run that came furthest stands, while none has finished."""
+    begun = [record for record in records if record.metrics]
+    if not begun:
+        return []
+    record = max(begun, key=lambda r: int(r.metrics[-1]["epoch"]))
+    accuracy = percent(number(record.metrics[-1].get("val_accuracy")))
+    end = f" came furthest: epoch {record.metrics[-1]['epoch']}, {accuracy} validation accuracy."
+    return [[(record.id, True), (end, False)]]
 
 
 def _machine(records: Sequence[Record]) -> tuple[str, str]:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steppe.config import RunConfig
+from steppe.config import RunConfig, leaves
 from steppe.report.numbers import MISSING
 from steppe.report.record import MEASURES, Record, read_records
 from steppe.runs import Run
+
+_KEYS = frozenset(key for key, _ in leaves(RunConfig))
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,9 @@ def join_labels(row: Row, axes: Sequence[str]) -> str:
 
 
 def name_axis(axis: str) -> str:
-    """Turn a label axis into a column heading: "model.name" into "Model", "optimizer.weight_decay" into "Weight decay"."""
-    text = axis.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ")
-    return text[:1].upper() + text[1:]
+    """Turn a label axis into a column heading: "model.name" into "Model", "minimizer.rho" into "rho"."""
+    text = axis.removesuffix(".name").rsplit(".", 1)[-1].replace("_", " ") if axis in _KEYS else axis
+    return text if len(text) <= 3 else text[:1].upper() + text[1:]
 
 
 def show_value(value: Any) -> str:
@@ -126,15 +128,28 @@ def show_value(value: Any) -> str:
 
 
 def _row(group: Sequence[Record], labels: dict[str, str]) -> Row:
-    counts = [sum(record.status == status for record in group) for status in ("finished", "failed", "unfinished")]
+    statuses = [record.status for record in group]
+    measured = {name: spread([read(record) for record in group]) for name, read in MEASURES.items()}
     return Row(
-        labels,
-        group[0].config.without_seed(),
-        tuple(record.id for record in group),
-        tuple(record.config.seed for record in group),
-        *counts,
+        labels=labels,
+        config=group[0].config.without_seed(),
+        run_ids=tuple(record.id for record in group),
+        seeds=tuple(record.config.seed for record in group),
+        finished=statuses.count("finished"),
+        failed=statuses.count("failed"),
+        unfinished=statuses.count("unfinished"),
         reasons={record.id: record.reason for record in group if record.reason},
-        **{name: spread([read(record) for record in group]) for name, read in MEASURES.items()},
+        test_accuracy=measured["test_accuracy"],
+        val_accuracy=measured["val_accuracy"],
+        train_accuracy=measured["train_accuracy"],
+        parameters=measured["parameters"],
+        flops_per_image=measured["flops_per_image"],
+        time_per_epoch_s=measured["time_per_epoch_s"],
+        time_s=measured["time_s"],
+        gradient_evaluations=measured["gradient_evaluations"],
+        epochs=measured["epochs"],
+        noise_loss=measured["noise_loss"],
+        noise_loss_increase=measured["noise_loss_increase"],
     )
 
 
@@ -184,11 +199,18 @@ def _differing_keys(flat: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _is_option(axis: str) -> bool:
-    return "." in axis and not axis.endswith(".name")
+    """Whether an axis is a key such as "minimizer.rho", whose value alone says little. A study's axis is not."""
+    return axis in _KEYS and not axis.endswith(".name")
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
+    values: dict[str, Any] = config.model_dump()
     out: dict[str, Any] = {}
-    for key, value in config.model_dump().items():
-        out |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+    while values:
+        key = next(iter(values))
+        value = values.pop(key)
+        if isinstance(value, dict):
+            values = {f"{key}.{inner}": v for inner, v in value.items()} | values
+        else:
+            out[key] = value
     return out

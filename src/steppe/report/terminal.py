@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
-from rich.table import Table, box
+from rich.table import Table
 from rich.text import Text
 
 from steppe.report.findings import pareto_front

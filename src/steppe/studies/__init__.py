@@ -1,8 +1,8 @@
 """Studies: many runs that answer one question, their plan, their execution and their cost."""
 
 from steppe.studies.estimate import Estimate, estimate_runs
-from steppe.studies.pipeline import add_measures, execute, load_model
 from steppe.studies.library import find_study, list_studies
+from steppe.studies.pipeline import add_measures, execute, load_model
 from steppe.studies.pool import default_workers, run_study
 
 __all__ = [

@@ -57,7 +57,7 @@ def _evaluations(config: RunConfig, steps_per_epoch: int) -> float:
     if config.budget.gradient_evaluations is not None:
         return config.budget.gradient_evaluations
     assert config.budget.epochs is not None
-    return config.budget.epochs * steps_per_epoch * (1 if config.minimizer.name == "base" else 2)
+    return config.budget.epochs * steps_per_epoch * config.minimizer.expected_gradients
 
 
 def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.device) -> tuple[float, int, int]:

@@ -170,6 +170,7 @@ class _Slot:
             "data_root": self.shared.data_root,
             "device": self.shared.device,
             "measure": self.shared.study.measure.model_dump(mode="json"),
+            "command": sys.argv,
         }
         assert process.stdin
         assert process.stdout

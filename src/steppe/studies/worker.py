@@ -1,6 +1,6 @@
 """A worker process of a study: takes runs as JSON lines on its input, tells about them as JSON lines.
 
-    in   {"config": {...}, "out": "...", "data_root": null, "device": null, "measure": {...}}
+    in   {"config": {...}, "out": "...", "data_root": null, "device": null, "measure": {...}, "command": [...]}
     out  {"event": "epoch", "record": {...}} …, then one of
          {"event": "done"} | {"event": "failed", "reason": "..."} | {"event": "interrupted"}
 
@@ -40,6 +40,7 @@ def _work(job: dict[str, Any], answers: TextIO) -> dict[str, Any]:
         def epoch(self, record: dict[str, Any]) -> None:
             _tell(answers, event="epoch", record=record)
 
+    sys.argv = job["command"]  # what a person would type to have this run again, for env.json
     try:
         execute(
             RunConfig.model_validate(job["config"]),

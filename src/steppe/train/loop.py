@@ -10,7 +10,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import nn
 from steppe import minimizers, models
 from steppe.config import RunConfig, derive_seed
 from steppe.data import Dataset, Loader
-from steppe.errors import Interrupted, RunError, TrainingError
+from steppe.errors import ConfigError, Interrupted, RunError, TrainingError
 from steppe.evaluate import measure_accuracy
 from steppe.runs import Observer, Run, create_run
 from steppe.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
@@ -83,13 +83,14 @@ class _Training:
             dataset, batch_size=config.batch_size, augment=config.augment, seed=config.seed, device=device
         )
         self.model = build_model(config, dataset).to(device)
-        self.minimizer = build_minimizer(config, self.model)
+        self.minimizer = build_minimizer(config, self.model, self._share)
         self.peak_lrs = [float(group["lr"]) for group in self.minimizer.param_groups]
         self.steps = 0
         self.time_s = 0.0
         self.last_cost = 1.0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
+        self.seen = 0
         self.first_bad = torch.full((), 2**62, device=device)
         if run.checkpoint.exists():
             self._restore()
@@ -140,22 +141,24 @@ class _Training:
             group["lr"] = peak * factor
         images, labels = self.loader.batch(epoch, index)
         torch.manual_seed(derive_seed(self.config.seed, "step", self.steps))
-        first_logits: list[torch.Tensor] = []
+        seen = False
 
-        def closure() -> torch.Tensor:
+        def losses(part: slice | torch.Tensor) -> torch.Tensor:
+            nonlocal seen
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-                logits = self.model(images)
-                loss = F.cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
-            if not first_logits:
-                first_logits.append(logits.detach())
-            loss.backward()
-            return loss
+                logits = self.model(images[part])
+                smoothing = self.config.label_smoothing
+                found = F.cross_entropy(logits, labels[part], reduction="none", label_smoothing=smoothing)
+            if not seen:
+                seen = True
+                self.correct += (logits.detach().argmax(1) == labels[part]).sum()
+                self.seen += len(logits)
+            return found
 
         spent = self.minimizer.gradient_evaluations
-        loss = self.minimizer.step(closure).detach()
+        loss = self.minimizer.step(minimizers.Batch(len(labels), losses)).detach()
         self.last_cost = self.minimizer.gradient_evaluations - spent
         self.loss_sum += loss
-        self.correct += (first_logits[0].argmax(1) == labels).sum()
         self.first_bad = torch.where(torch.isfinite(loss), self.first_bad, self.first_bad.clamp(max=self.steps))
         self.steps += 1
 
@@ -172,13 +175,14 @@ class _Training:
             "lr": float(group["lr"]),
             "rho": float(group["rho"]) if "rho" in group else None,
             "train_loss": self.loss_sum.item() / count,
-            "train_accuracy": self.correct.item() / (count * self.loader.batch_size),
+            "train_accuracy": self.correct.item() / self.seen,
             "val_loss": val["loss"],
             "val_accuracy": val["accuracy"],
         }
         self.run.append_metrics(record)
         self.loss_sum.zero_()
         self.correct.zero_()
+        self.seen = 0
         self.observer.epoch(record)
 
     # -- the budget ---------------------------------------------------------------------------------------------
@@ -202,8 +206,7 @@ class _Training:
         if budget.epochs is not None:
             return budget.epochs
         assert budget.gradient_evaluations is not None
-        per_step = 1 if self.config.minimizer.name == "base" else 2
-        return budget.gradient_evaluations / per_step / len(self.loader)
+        return budget.gradient_evaluations / self.config.minimizer.expected_gradients / len(self.loader)
 
     def _spent(self) -> dict[str, float]:
         return {
@@ -227,6 +230,7 @@ class _Training:
             "last_cost": self.last_cost,
             "loss_sum": self.loss_sum,
             "correct": self.correct,
+            "seen": self.seen,
         }
         save_checkpoint(self.run.checkpoint, tree)
 
@@ -239,6 +243,7 @@ class _Training:
             self.model.load_state_dict(tree["model"])
             self.minimizer.load_state_dict(tree["minimizer"])
             self.steps, self.time_s, self.last_cost = tree["steps"], tree["time_s"], tree["last_cost"]
+            self.seen = tree["seen"]
             self.loss_sum.copy_(tree["loss_sum"])
             self.correct.copy_(tree["correct"])
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, RunError) as error:
@@ -303,8 +308,16 @@ def build_model(config: RunConfig, dataset: Dataset) -> nn.Module:
     )
 
 
-def build_minimizer(config: RunConfig, model: nn.Module) -> minimizers.Minimizer:
-    """Make the run's optimizer, wrapped in its minimizer. Biases, norms and embeddings of rank one do not decay."""
+def build_minimizer(
+    config: RunConfig, model: nn.Module, share: Callable[[], float] = lambda: 0.0
+) -> minimizers.Minimizer:
+    """Make the run's optimizer, wrapped in its minimizer. Biases, norms and embeddings of rank one do not decay.
+
+    Args:
+        config: the run.
+        model: the network to train.
+        share: tells the share of the budget spent so far, for the sharpness schedule `sharp_last`.
+    """
     decayed = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
     kept = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]
@@ -313,8 +326,18 @@ def build_minimizer(config: RunConfig, model: nn.Module) -> minimizers.Minimizer
         options["momentum"] = config.optimizer.momentum
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer.name]
     base = kind([group for group in groups if group["params"]], **options)
-    own = config.minimizer.model_dump(exclude={"name"}, exclude_none=True)
-    return minimizers.create(config.minimizer.name, base, model, clip_norm=config.clip_norm, **own)
+    own = config.minimizer.model_dump(exclude={"name", "sharp_every", "sharp_last"}, exclude_none=True)
+    if config.minimizer.sharp_every:
+        own["schedule"] = minimizers.Every(config.minimizer.sharp_every)
+    if config.minimizer.sharp_last:
+        last = config.minimizer.sharp_last
+        own["schedule"] = lambda step: share() >= 1 - last
+    if config.minimizer.name == "gsam":
+        own["lr_max"] = config.optimizer.lr
+    try:
+        return minimizers.create(config.minimizer.name, base, model, clip_norm=config.clip_norm, **own)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"this minimizer cannot be made: {error}", where="minimizer") from None
 
 
 def _check_data(run: Run, dataset: Dataset) -> None:

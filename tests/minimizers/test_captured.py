@@ -1,0 +1,176 @@
+"""The captured step does what the eager step does. Without CUDA its steps run unrecorded, on the second set of weights.
+
+On a machine with CUDA, `python -m pytest tests/minimizers/test_captured.py` (or running this file) records graphs.
+"""
+
+import copy
+
+import pytest
+import torch
+from cases import TinyConvNet, TinyTransformer, images
+from torch.nn.functional import cross_entropy
+
+from steppe.minimizers import CapturedStep, Every, create
+
+METHODS = ["base", "sam", "asam", "looksam", "msam", "gsam", "fsam", "samon"]
+OPTIONS = {"looksam": {"k": 2}, "gsam": {"rho_min": 0.01}, "msam": {"rho": 0.3}}
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
+
+
+def loss_of(model, x, y):
+    return cross_entropy(model(x), y)
+
+
+def eager_step(minimizer, model, x, y):
+    def closure():
+        loss = loss_of(model, x, y)
+        loss.backward()
+        return loss
+
+    return minimizer.step(closure)
+
+
+def pair(method, device, make=TinyConvNet, optimizer="SGD", **options):
+    torch.manual_seed(0)
+    models = [make().to(device)]
+    models.append(copy.deepcopy(models[0]))
+    minimizers = []
+    for model in models:
+        settings = {"momentum": 0.9} if optimizer == "SGD" else {}
+        base = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05, weight_decay=0.01, **settings)
+        minimizers.append(create(method, base, model, **{**OPTIONS.get(method, {}), **options}))
+    return models, minimizers
+
+
+def batches(device, count=6, size=8):
+    return [tuple(t.to(device) for t in images(size, seed=seed)) for seed in range(count)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_equals_the_eager_step(method, device, optimizer):
+    models, minimizers = pair(method, device, optimizer=optimizer)
+    data = batches(device)
+    step = CapturedStep(minimizers[0], models[0], loss_of, data[0], autocast=None, compiled=False)
+    pointers = [p.data_ptr() for p in models[0].parameters()]
+    for number, (x, y) in enumerate(data):
+        for minimizer in minimizers:
+            minimizer.param_groups[0]["lr"] = 0.05 / (1 + number)  # a schedule must reach the graph
+        loss = step(x, y)
+        expected = eager_step(minimizers[1], models[1], x, y)
+        assert torch.allclose(loss, expected, rtol=1e-4, atol=1e-6)
+    for a, b in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+    assert minimizers[0].gradient_evaluations == minimizers[1].gradient_evaluations
+    assert minimizers[0].step_count == len(data)
+    assert pointers == [p.data_ptr() for p in models[0].parameters()]
+    if method == "looksam" and device == "cuda":
+        assert len(step.graphs) == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_schedules_and_fractions(device):
+    options = {"schedule": Every(2), "ascent_fraction": 0.25}
+    models, minimizers = pair("asam", device, make=TinyTransformer, **options)
+    step = CapturedStep(minimizers[0], models[0], loss_of, batches(device)[0], autocast=None, compiled=False)
+    quarter = batches(device)
+
+    class Part:
+        size = 8
+
+        def __init__(self, x, y):
+            self.x, self.y = x, y
+
+        def __call__(self, part=slice(None), weight=1.0):
+            loss = loss_of(models[1], self.x[part], self.y[part])
+            (loss * weight).backward()
+            return loss
+
+    for x, y in quarter:
+        minimizers[0].param_groups[0]["rho"] = minimizers[1].param_groups[0]["rho"] = float(x.abs().mean())
+        assert torch.allclose(step(x, y), minimizers[1].step(Part(x, y)), rtol=1e-4)
+    assert minimizers[0].gradient_evaluations == minimizers[1].gradient_evaluations == 3 * 1.25 + 3
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_of_another_size_runs_without_the_graph(device):
+    models, minimizers = pair("sam", device)
+    step = CapturedStep(minimizers[0], models[0], loss_of, batches(device)[0], autocast=None, compiled=False)
+    for x, y in [*batches(device, 2), *batches(device, 1, size=5), *batches(device, 2)]:
+        assert torch.allclose(step(x, y), eager_step(minimizers[1], models[1], x, y), rtol=1e-4)
+    assert minimizers[0].step_count == 5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_loaded_state_is_what_the_next_step_uses(device):
+    models, minimizers = pair("looksam", device)
+    data = batches(device)
+    step = CapturedStep(minimizers[0], models[0], loss_of, data[0], autocast=None, compiled=False)
+    for x, y in data[:3]:
+        step(x, y)
+    saved = copy.deepcopy((models[0].state_dict(), minimizers[0].state_dict()))
+    expected = [float(step(x, y)) for x, y in data]
+    models[0].load_state_dict(saved[0])
+    minimizers[0].load_state_dict(saved[1])
+    assert [float(step(x, y)) for x, y in data] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_second_set_needs_no_second_compilation():
+    torch._dynamo.reset()
+    compilations = []
+
+    def backend(graph, inputs):
+        compilations.append(len(inputs))
+        return graph.forward
+
+    models, minimizers = pair("sam", "cpu")
+    step = CapturedStep(
+        minimizers[0], models[0], loss_of, batches("cpu")[0], autocast=None, compile_options={"backend": backend}
+    )
+    for x, y in batches("cpu"):
+        assert torch.allclose(step(x, y), eager_step(minimizers[1], models[1], x, y), rtol=1e-4)
+    assert len(compilations) == 1
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_captured_is_refused():
+    x, y = images()
+    for method, options, reason in (
+        ("aesam", {}, "decides from the device"),
+        ("esam", {}, "decides from the device"),
+        ("sam", {"m": 4}, "one perturbation"),
+        ("sam", {"replay_rng": True}, "replay_rng"),
+        ("sam", {"scaler": torch.amp.GradScaler("cpu")}, "scaler"),
+    ):
+        models, minimizers = pair(method, "cpu", **options)
+        with pytest.raises(ValueError, match=reason):
+            CapturedStep(minimizers[0], models[0], loss_of, (x, y))
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["sam", "asam", "msam"])
+def test_the_fused_kernels_equal_the_multi_tensor_form(method):
+    from steppe.minimizers.fused import FusedPerturbation
+    from steppe.minimizers.perturbation import Perturbation
+
+    models, minimizers = pair(method, "cuda", make=TinyTransformer, rho=0.5)
+    minimizer = minimizers[0]
+    direction = [torch.randn_like(p) for p in models[0].parameters()]
+    outs = []
+    for form in (FusedPerturbation(Perturbation()), Perturbation()):
+        out = [torch.full_like(p, float("nan")) for p in models[0].parameters()]
+        with torch.no_grad():
+            arguments = (minimizer.blocks, minimizer.param_groups, minimizer.parameters, direction, out)
+            form(*arguments, scaling=minimizer.scaling, length=-0.7)
+        outs.append(out)
+    for a, b in zip(*outs, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__, "-q", "-x"]))
