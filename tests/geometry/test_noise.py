@@ -13,7 +13,7 @@ def linear(weight: float) -> torch.nn.Module:
 
 
 def test_agrees_with_the_closed_form():
-    """Two logits ±: the loss of x = 1 is softplus of a N(0, 2σ²) difference; its mean is log 2 + σ²/4 to second order."""
+    """Two logits ±: the loss of x = 1 is softplus of a difference drawn from N(0, 2σ²)."""
     batches = [(torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.long))]
     sigma = 0.3
     found = measure_noise_loss(linear(0.0), batches, sigma=sigma, draws=4000)

@@ -172,6 +172,11 @@ def test_a_narrow_terminal_loses_columns_not_digits(study_runs):
     assert f"{100 * rows[1].test_accuracy.mean:.1f} ± {100 * rows[1].test_accuracy.std:.1f}" in text
 
 
+def test_a_file_gets_the_whole_table_however_narrow_it_says_it_is(study_runs):
+    rows = summarise(*study_runs)
+    assert show(rows, width=80) == show(rows, width=100)
+
+
 def test_hostile_labels_stay_plain_text(new_run):
     study = {"runs": [{"run_id": (run := new_run()).id, "labels": {"[red]axis": "[bold]x\x1b[2J\n<script>"}}]}
     text = show(summarise([run], study))

@@ -28,7 +28,7 @@ from .engine import Minimizer
 from .fused import FusedPerturbation, can_fuse
 from .options import Kind
 from .schedules import GradientNorm
-from .statistics import RunningStatistics
+from .statistics import RandomReplay, RunningStatistics
 
 LossFunction = Callable[..., Tensor]
 """(model, *inputs) -> the batch's mean loss."""
@@ -43,7 +43,7 @@ class CapturedStep:
 
     Args:
         minimizer: any method but those that decide from the device (ESAM, AE-SAM and gradient-norm schedules), without
-            `replay_rng`, a gradient scaler, or micro-batches.
+            a gradient scaler or micro-batches.
         model: the network whose parameters the base optimizer holds.
         loss: takes the model and the inputs and returns the mean loss.
         inputs: an example batch; shapes, dtypes, strides and device are those of every batch to come. A batch of
@@ -84,6 +84,7 @@ class CapturedStep:
             _make_capturable(minimizer)
             self._refresh_numbers()
         self.second = _SecondSet(minimizer, model)
+        self.draws = _SameDraws(minimizer.replay, self.device)
         if can_fuse(minimizer):
             minimizer.perturbation = FusedPerturbation(minimizer.perturbation)
 
@@ -103,6 +104,7 @@ class CapturedStep:
             self._refresh_numbers()
             if kind not in self.graphs:
                 self._record(kind)
+            self.draws.align()
             self.graphs[kind].replay()
         minimizer._count(kind.second, self._spent(kind))
         return self.loss.clone()
@@ -135,9 +137,10 @@ class CapturedStep:
             if kind.second and minimizer.ascent_fraction is not None:
                 count = max(1, round(len(inputs[0]) * minimizer.ascent_fraction))
                 inputs = tuple(tensor[:count] for tensor in inputs)
+            self.draws.record()
             self._pass(inputs, keep_loss=True)
         if minimizer._ascend(kind):
-            with self.second.in_place(with_buffers=kind.first):
+            with self.second.in_place(with_buffers=kind.first), self.draws.again(kind.first):
                 self._pass(self.inputs, keep_loss=not kind.first)
             self.second.hand_over_gradients()
         minimizer._descend(kind)
@@ -165,7 +168,7 @@ class CapturedStep:
 
     def _record(self, kind: Kind) -> None:
         kept = _Kept(self.minimizer, self.model)
-        stream = torch.cuda.Stream(self.device)
+        stream = _STREAMS.setdefault(self.device, torch.cuda.Stream(self.device))
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_second_set(), torch.cuda.device(self.device):
             with torch.cuda.stream(stream):
@@ -173,6 +176,7 @@ class CapturedStep:
                     self._body(kind)
             torch.cuda.current_stream(self.device).wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
+            self.draws.register(graph)
             self.minimizer.zero_grad()
             with torch.cuda.graph(graph, pool=self.pool, stream=stream):
                 self._body(kind)
@@ -197,6 +201,9 @@ class CapturedStep:
                 held.copy_(value) if isinstance(value, Tensor) else held.fill_(value)
                 group[key] = held
 
+
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+"""One stream a device for all recordings: cuBLAS keeps 64 MiB of workspace for each stream it has seen."""
 
 _COMPILED: WeakKeyDictionary[nn.Module, dict[Any, Callable[..., Tensor]]] = WeakKeyDictionary()
 
@@ -229,6 +236,54 @@ def _compile(
 
 
 _NUMBERS = itertools.count()
+
+
+class _SameDraws:
+    """`replay_rng` in a step that is recorded: the second pass draws from a copy of the generator's state."""
+
+    def __init__(self, replay: RandomReplay | None, device: torch.device) -> None:
+        self.replay = replay
+        self.graphed = replay is not None and device.type == "cuda"
+        if self.graphed:
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self.generator: Any = torch.cuda.default_generators[index]
+            self.state = self.generator.graphsafe_get_state()
+            self.copy = self.state.clone_state()
+
+    def register(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Let the graph know of the copy, before it is recorded."""
+        if self.graphed:
+            graph.register_generator_state(self.copy)
+
+    def align(self) -> None:
+        """Before a replay: the copy starts where the generator stands."""
+        if self.graphed:
+            self.copy.manual_seed(self.state.initial_seed())
+            self.copy.set_offset(self.state.get_offset())
+
+    def record(self) -> None:
+        """Before the first pass."""
+        if self.replay is not None and not _recording(self.graphed):
+            self.replay.record()
+
+    @contextmanager
+    def again(self, has_first: bool) -> Iterator[None]:
+        """Around the second pass."""
+        if self.replay is None or not has_first:
+            yield
+        elif _recording(self.graphed):
+            self.generator.graphsafe_set_state(self.copy)
+            try:
+                yield
+            finally:
+                self.generator.graphsafe_set_state(self.state)
+        else:
+            self.replay.replay()
+            yield
+
+
+def _recording(possible: bool) -> bool:
+    return possible and torch.cuda.is_current_stream_capturing()
 
 
 class _EagerBatch:
@@ -332,8 +387,6 @@ def _check(minimizer: Minimizer) -> None:
         raise ValueError(f"{minimizer.name} decides from the device's numbers in mid-step and cannot be captured")
     if minimizer.m is not None:
         raise ValueError(f"a captured step has one perturbation for its batch; m={minimizer.m!r} is not supported")
-    if minimizer.replay is not None:
-        raise ValueError("replay_rng is not supported in a captured step")
     if minimizer.unscaling.scaler is not None:
         raise ValueError("a gradient scaler decides on the host and cannot be captured; use bf16")
     if any(group.get("dampening") for group in minimizer.param_groups) and not minimizer.state:

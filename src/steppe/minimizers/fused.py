@@ -44,6 +44,7 @@ class FusedPerturbation(Perturbation):
         self.fallback = fallback
         self.pending: list[tuple[Tensor, Tensor]] = []
         self.kept: list[Tensor] = []
+        self.spare: dict[torch.Size, Tensor] = {}
 
     def make_snapshot(self, blocks: list[Block], parameters: Vector) -> Vector:
         """As the multi-tensor form does."""
@@ -74,12 +75,17 @@ class FusedPerturbation(Perturbation):
             self.fallback(blocks, groups, parameters, direction, out, scaling=scaling, length=length, consume=consume)
 
     def table(self, values: list[list[int]], device: torch.device) -> Tensor:
-        """A device table of integers; under capture it is filled after the recording."""
+        """A device table of integers.
+
+        Under capture it takes the place of the one that the last warm-up step made, and is filled after the recording:
+        memory taken during a recording may be written by other kernels of the graph.
+        """
         host = torch.tensor(values, dtype=torch.int64)
-        if not torch.cuda.is_current_stream_capturing():
-            return host.to(device)
-        table = torch.empty(host.shape, dtype=torch.int64, device=device)
-        self.pending.append((table, host))
+        if torch.cuda.is_current_stream_capturing():
+            table = self.spare.pop(host.shape)
+            self.pending.append((table, host))
+            return table
+        table = self.spare[host.shape] = host.to(device)
         return table
 
     def fill_tables(self) -> None:

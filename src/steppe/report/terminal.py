@@ -31,7 +31,10 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     front = set(pareto_front(rows, "time_s"))
     cells = [_cells(row, index in front) for index, row in enumerate(rows)]
     axes = list(rows[0].labels)
-    width = console.width if console.is_terminal else max(console.width, 100 + 16 * (len(axes) - 2))
+    width = console.width
+    if not console.is_terminal:
+        width = max(width, 100 + 16 * (len(axes) - 2))
+        console = Console(file=console.file, width=width, color_system=None)  # print() alone cannot widen a console
     columns, room = _choose_columns(cells, len(axes), width)
     label_widths = _label_widths(rows, axes, room)
 
@@ -44,7 +47,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         labels = [shorten(_one_line(row.labels[axis]), label_widths[axis]) for axis in axes]
         style = "bold" if index in front else ""
         table.add_row(*(Text(text, style=style) for text in [*labels, *(cell[name] for name in columns)]))
-    console.print(table, width=width, crop=False)
+    console.print(table, crop=False)
     for note in _notes(rows, bool(front)):
         console.print(Text(note, style="dim"), soft_wrap=True)
     for row in rows:
