@@ -55,7 +55,7 @@ def test_runs_are_made_once_and_measured(tmp_path):
 def test_a_worker_gives_what_one_process_gives(tmp_path):
     study = make_study(axes={})
     (planned,) = plan(study)
-    run_study(study, [planned], tmp_path / "study", workers=1)
+    run_study(study, [planned], tmp_path / "study", workers=os.cpu_count())  # so one thread each, as in these tests
     direct = execute(planned.config, tmp_path / "direct")
     assert (
         direct.weights.read_bytes() == (tmp_path / "study" / planned.config.run_id / "weights.safetensors").read_bytes()

@@ -27,8 +27,9 @@ from .cheap import ESAM
 from .engine import Minimizer
 from .fused import FusedPerturbation, can_fuse
 from .options import Kind
+from .recording import Kept, SameDraws, SecondSet
 from .schedules import GradientNorm
-from .statistics import RandomReplay, RunningStatistics
+from .statistics import RunningStatistics
 
 LossFunction = Callable[..., Tensor]
 """(model, *inputs) -> the batch's mean loss."""
@@ -83,8 +84,8 @@ class CapturedStep:
         if self.captured:
             _make_capturable(minimizer)
             self._refresh_numbers()
-        self.second = _SecondSet(minimizer, model)
-        self.draws = _SameDraws(minimizer.replay, self.device)
+        self.second = SecondSet(minimizer, model)
+        self.draws = SameDraws(minimizer.replay, self.device)
         if can_fuse(minimizer):
             minimizer.perturbation = FusedPerturbation(minimizer.perturbation)
 
@@ -167,7 +168,7 @@ class CapturedStep:
     # -- recording ----------------------------------------------------------------------------------------------
 
     def _record(self, kind: Kind) -> None:
-        kept = _Kept(self.minimizer, self.model)
+        kept = Kept(self.minimizer, self.model)
         stream = _STREAMS.setdefault(self.device, torch.cuda.Stream(self.device))
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_second_set(), torch.cuda.device(self.device):
@@ -238,54 +239,6 @@ def _compile(
 _NUMBERS = itertools.count()
 
 
-class _SameDraws:
-    """`replay_rng` in a step that is recorded: the second pass draws from a copy of the generator's state."""
-
-    def __init__(self, replay: RandomReplay | None, device: torch.device) -> None:
-        self.replay = replay
-        self.graphed = replay is not None and device.type == "cuda"
-        if self.graphed:
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self.generator: Any = torch.cuda.default_generators[index]
-            self.state = self.generator.graphsafe_get_state()
-            self.copy = self.state.clone_state()
-
-    def register(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Let the graph know of the copy, before it is recorded."""
-        if self.graphed:
-            graph.register_generator_state(self.copy)
-
-    def align(self) -> None:
-        """Before a replay: the copy starts where the generator stands."""
-        if self.graphed:
-            self.copy.manual_seed(self.state.initial_seed())
-            self.copy.set_offset(self.state.get_offset())
-
-    def record(self) -> None:
-        """Before the first pass."""
-        if self.replay is not None and not _recording(self.graphed):
-            self.replay.record()
-
-    @contextmanager
-    def again(self, has_first: bool) -> Iterator[None]:
-        """Around the second pass."""
-        if self.replay is None or not has_first:
-            yield
-        elif _recording(self.graphed):
-            self.generator.graphsafe_set_state(self.copy)
-            try:
-                yield
-            finally:
-                self.generator.graphsafe_set_state(self.state)
-        else:
-            self.replay.replay()
-            yield
-
-
-def _recording(possible: bool) -> bool:
-    return possible and torch.cuda.is_current_stream_capturing()
-
-
 class _EagerBatch:
     """The closure of a step that is not captured; can run on part of its batch."""
 
@@ -296,89 +249,6 @@ class _EagerBatch:
         loss = self.compute(*(tensor[part] for tensor in self.inputs))
         (loss * weight).backward()
         return loss
-
-
-class _SecondSet:
-    """A second set of the perturbed parameters and of BatchNorm's buffers, swapped into the modules for a pass."""
-
-    def __init__(self, minimizer: Minimizer, model: nn.Module) -> None:
-        perturbed = {i for block in minimizer.blocks if block.perturbed for i in block.members}
-        self.originals = minimizer.parameters
-        self.parameters: list[Tensor | None] = [
-            nn.Parameter(torch.empty_like(p).copy_(p.detach())) if i in perturbed and p.requires_grad else None
-            for i, p in enumerate(self.originals)
-        ]
-        twins = {id(p): twin for p, twin in zip(self.originals, self.parameters, strict=True) if twin is not None}
-        self.weights = [
-            (module._parameters, name, p, twins[id(p)])
-            for module in model.modules()
-            for name, p in module._parameters.items()
-            if p is not None and id(p) in twins
-        ]
-        self.buffers = [
-            (module._buffers, name, buffer, buffer.clone())
-            for module in RunningStatistics(model).modules
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-
-    @contextmanager
-    def in_place(self, with_buffers: bool) -> Iterator[None]:
-        """Let the modules use this set."""
-        swapped: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [*self.weights]
-        swapped += self.buffers if with_buffers else []
-        for holder, name, _, other in swapped:
-            holder[name] = other
-        try:
-            yield
-        finally:
-            for holder, name, original, _ in swapped:
-                holder[name] = original
-
-    def hand_over_gradients(self) -> None:
-        """Give the originals the gradients of this set."""
-        for parameter, twin in zip(self.originals, self.parameters, strict=True):
-            if twin is not None:
-                parameter.grad, twin.grad = twin.grad, None
-
-    def clear_gradients(self) -> None:
-        """Drop this set's gradients."""
-        for twin in self.parameters:
-            if twin is not None:
-                twin.grad = None
-
-
-class _Kept:
-    """Everything that warm-up steps change, to be put back after them."""
-
-    def __init__(self, minimizer: Minimizer, model: nn.Module) -> None:
-        self.minimizer = minimizer
-        live = [*minimizer.parameters, *model.buffers()]
-        self.copies = [(tensor, tensor.detach().clone()) for tensor in live]
-        self.state = {
-            (parameter, key): value.clone()
-            for parameter, values in minimizer.state.items()
-            for key, value in values.items()
-            if isinstance(value, Tensor)
-        }
-        self.averages = {name: [t.clone() for t in vector] for name, vector in minimizer.averages.items()}
-        self.random = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        """Copy everything back; what the warm-up created starts from zero, as it would have."""
-        for tensor, copy in self.copies:
-            tensor.copy_(copy)
-        for parameter, values in self.minimizer.state.items():
-            for key, value in values.items():
-                if isinstance(value, Tensor):
-                    before = self.state.get((parameter, key))
-                    value.zero_() if before is None else value.copy_(before)
-        for name, vector in self.minimizer.averages.items():
-            for i, tensor in enumerate(vector):
-                tensor.zero_() if name not in self.averages else tensor.copy_(self.averages[name][i])
-        if self.random is not None:
-            torch.cuda.set_rng_state(self.random)
 
 
 def _check(minimizer: Minimizer) -> None:

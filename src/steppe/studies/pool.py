@@ -53,20 +53,21 @@ def run_study(
     out = Path(out)
     write_json(out / "study.json", describe(study, planned))
     todo = [p for p in planned if not _complete(out / p.config.run_id)]
-    slots = max(1, min(workers or default_workers(device), len(todo)))
-    shared = _Shared(study, out, data_root, device, threads=max(1, (os.cpu_count() or 1) // slots), notify=notify)
+    workers = workers or default_workers(device)
+    threads = max(1, (os.cpu_count() or 1) // workers)  # not by what is left to do: sums depend on the threads
+    shared = _Shared(study, out, data_root, device, threads=threads, notify=notify)
     for run in planned:
         if run not in todo:
             shared.tell("kept", run, {})
     for run in todo:
         shared.todo.put(run)
     with _forward_signals(shared):
-        threads = [threading.Thread(target=_Slot(shared, number).work) for number in range(slots if todo else 0)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)
+        slots = [threading.Thread(target=_Slot(shared, number).work) for number in range(min(workers, len(todo)))]
+        for slot in slots:
+            slot.start()
+        for slot in slots:
+            while slot.is_alive():
+                slot.join(0.2)
     if shared.bug:
         raise shared.bug
     if shared.stop.is_set():
