@@ -392,7 +392,7 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--peers-path", type=Path, help="a folder to import pytorch_optimizer from")
     parser.add_argument("--cpu", action="store_true", help="time the elementwise part of ASAM on the CPU")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads in --cpu")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads in --cpu")
     parser.add_argument("--out", type=Path, help="CSV to write")
     arguments = parser.parse_args()
     if arguments.peers_path is not None:

@@ -42,6 +42,7 @@ def main(epochs: int = 3) -> None:
             minimizer.step(closure)
         if rank == 0:
             print(f"epoch {epoch + 1}: test accuracy {accuracy(model.module, *test):.3f}", flush=True)
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from steppe.minimizers import ASAM, FSAM, GSAM, METHODS, MSAM, SAM, Batch, Every, Last, create
+from steppe.minimizers import ASAM, METHODS, MSAM, SAM, Batch, Every, Last, create
 
 RADIUS_METHODS = [name for name in METHODS if name != "base"]
 
@@ -351,73 +351,3 @@ def test_a_step_neither_reads_the_device_nor_loops_over_tensors(method):
         host = [name for name in free if "_local_scalar_dense" in name or "is_nonzero" in name]
         assert not host or method == "esam"  # esam draws its subset on the host's generator
     assert counts[0] == counts[1]
-
-
-def test_wrong_uses_are_explained():
-    _, model, minimizer, batch = build("mlp", "sam")
-    base = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"unknown minimizer 'samba'.*looksam"):
-        create("samba", base)
-    with pytest.raises(TypeError, match="optimizer instance"):
-        SAM(torch.optim.SGD)
-    with pytest.raises(ValueError, match="pass model="):
-        ASAM(base)
-    with pytest.raises(ValueError, match="pass model="):
-        create("samon", base)
-    with pytest.raises(ValueError, match="nothing to perturb"):
-        create("samon", base, model)
-    with pytest.raises(ValueError, match="momentum=0"):
-        MSAM(base)
-    with pytest.raises(ValueError, match="DistributedDataParallel"):
-        SAM(base, model=model, m="rank")
-    with pytest.raises(ValueError, match="micro-batches"):
-        GSAM(base, m=4)
-    with pytest.raises(ValueError, match="ascent_fraction"):
-        GSAM(base, ascent_fraction=0.25)
-    with pytest.raises(ValueError, match="unknown scaling"):
-        SAM(base, scaling="filter")
-    with pytest.raises(TypeError, match="pass a steppe"):
-        SAM(base, ascent_fraction=0.25).step(lambda: batch())
-    with pytest.raises(TypeError, match="closure"):
-        minimizer.step(None)
-    with pytest.raises(RuntimeError, match=r"descend\(\) without"):
-        minimizer.descend()
-    batch()
-    minimizer.ascend()
-    with pytest.raises(RuntimeError, match="twice"):
-        minimizer.ascend()
-
-
-def test_names_may_come_from_the_optimizer():
-    model = Perceptron()
-    minimizer = ASAM(torch.optim.SGD(model.named_parameters(), lr=0.1))
-    scaled = {i for block in minimizer.blocks if block.scaled for i in block.members}
-    assert scaled == {0, 2}
-
-
-def test_groups_added_later_take_part():
-    model = Perceptron().double()
-    minimizer = SAM(torch.optim.SGD(model.hidden.parameters(), lr=0.1), rho=0.2)
-    minimizer.add_param_group({"params": list(model.out.parameters()), "rho": 0.0})
-    before = weights(model)
-    x = torch.randn(5, 4, dtype=torch.float64)
-
-    def closure():
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-
-    minimizer.step(closure)
-    assert all(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
-
-
-def test_fsam_averages_raw_gradients():
-    _, model, minimizer, batch = build("mlp", "fsam", rho=0.3, lam=0.6, lr=0.0)
-    for _ in range(3):
-        minimizer.step(batch)
-    minimizer.zero_grad()
-    batch()
-    expected = [p.grad * (1 - 0.6**3) for p in model.parameters()]
-    assert isinstance(minimizer, FSAM)
-    for average, value in zip(minimizer.averages["gradient"], expected, strict=True):
-        assert torch.allclose(average, value, rtol=1e-10)

@@ -257,6 +257,8 @@ def _check(minimizer: Minimizer) -> None:
         raise ValueError(f"{minimizer.name} decides from the device's numbers in mid-step and cannot be captured")
     if minimizer.m is not None:
         raise ValueError(f"a captured step has one perturbation for its batch; m={minimizer.m!r} is not supported")
+    if hasattr(minimizer.model, "no_sync") or any(block.distributed for block in minimizer.blocks):
+        raise ValueError("a captured step runs on one device: gradients of its second set of weights are not reduced")
     if minimizer.unscaling.scaler is not None:
         raise ValueError("a gradient scaler decides on the host and cannot be captured; use bf16")
     if any(group.get("dampening") for group in minimizer.param_groups) and not minimizer.state:

@@ -134,7 +134,8 @@ class ESAM(SAM):
 
     Du, Yan, Feng, Zhou, Zhen, Goh, Tan, "Efficient Sharpness-aware Minimization for Improved Training of Neural
     Networks", ICLR 2022 (arXiv:2110.03141). Published: β = 0.6, γ = 0.5 (ResNet-18), β = 0.5 for the wider networks.
-    Independent timings found it slower than SAM: see the benchmark before choosing it.
+    Independent timings found it slower than SAM: measure before choosing it. In the two-call form the choice of
+    examples is left to the caller.
     """
 
     name = "esam"

@@ -371,6 +371,9 @@ class Minimizer(Wrapper):
 
     def _check_options(self) -> None:
         fraction, m = self.ascent_fraction, self.m
+        for radius in (group["rho"] for group in self.param_groups):
+            if not isinstance(radius, Tensor) and radius < 0:
+                raise ValueError(f"the radius rho is at least 0, not {radius}")
         if fraction is not None and not 0.0 < fraction <= 1.0:
             raise ValueError(f"ascent_fraction lies in (0, 1], not {fraction}")
         if fraction is not None and (isinstance(self.schedule, GradientNorm) or isinstance(m, int) or self.keeps_first):

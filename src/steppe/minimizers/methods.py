@@ -17,6 +17,7 @@ from .engine import Minimizer
 from .options import PLAIN, SHARP, Kind, Options, ScaledOptions
 from .schedules import set_scalar
 from .vectors import Vector
+from .wrapper import fill
 
 
 class Base(Minimizer):
@@ -130,10 +131,9 @@ class GSAM(SAM):
         super().build()
         rho_min, lr_max, lr_min = self.line
         for group in self.param_groups:
-            group.setdefault("rho_max", float(group["rho"]))
-            group.setdefault("rho_min", rho_min)
-            group.setdefault("lr_max", float(group["lr"]) if lr_max is None else lr_max)
-            group.setdefault("lr_min", lr_min)
+            highest = float(group["lr"]) if lr_max is None else lr_max
+            ends = {"rho_max": float(group["rho"]), "rho_min": rho_min, "lr_max": highest, "lr_min": lr_min}
+            fill(group, ends)
 
     def move_radius(self) -> None:
         """ρ from the learning rate, group by group; in tensors where either is one, so that a capture holds it."""

@@ -5,6 +5,7 @@ All that a minimizer needs of its base optimizer and of the network, and nothing
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +16,16 @@ from torch.optim import Optimizer
 from . import vectors
 from .parameters import Filter, build_blocks
 from .vectors import Vector
+
+FILLED = "minimizer_numbers"
+"""Names of the numbers in a group that come from a minimizer and not from whoever made the group."""
+
+
+def fill(group: dict[str, Any], numbers: Mapping[str, Any]) -> None:
+    """Put numbers into a parameter group where it has none of its own."""
+    missing = {key: value for key, value in numbers.items() if key not in group}
+    group.update(missing)
+    group[FILLED] = [*group.get(FILLED, ()), *missing]
 
 
 class Wrapper(Optimizer):
@@ -36,6 +47,9 @@ class Wrapper(Optimizer):
         self.perturb, self.scaling, self.numbers = perturb, scaling, numbers
         self.averages: dict[str, list[Tensor]] = {}
         """Vectors that a method keeps from step to step; saved with the state."""
+        for group in self.param_groups:  # numbers of a minimizer that wrapped this optimizer before
+            for key in group.pop(FILLED, ()):
+                group.pop(key, None)
         self.build()
 
     def average(self, name: str) -> list[Tensor]:
@@ -47,8 +61,7 @@ class Wrapper(Optimizer):
     def build(self) -> None:
         """(Re)read the base optimizer's groups: which parameters there are and what each of them is."""
         for group in self.param_groups:
-            for key, value in self.numbers.items():
-                group.setdefault(key, value)
+            fill(group, self.numbers)
         self.parameters, self.blocks = build_blocks(self.base, self.model, self.perturb, self.scaling)
         self._sizes = [len(group["params"]) for group in self.param_groups]
 
