@@ -1,7 +1,13 @@
 """LookSAM inside Lightning. Run: python examples/lightning_module.py  (needs `pip install lightning`).
 
-Nothing special is needed: with automatic optimization Lightning hands its optimizers a closure, and a minimizer calls
-it as often as it has passes to make. `training_step` therefore runs twice on a sharp step; log from the first pass.
+With automatic optimization Lightning hands its optimizers a closure, and a minimizer calls it as often as it has passes
+to make. `training_step` therefore runs twice on a sharp step, and `self.log` there logs both passes.
+
+Leave two options of the trainer alone; with a minimizer they raise an error:
+- `accumulate_grad_batches`: gradients are added up outside of `step`, where a second pass cannot repeat them. Use a
+  larger batch, or set `self.automatic_optimization = False` and call `self.optimizers().step(closure)` in
+  `training_step` with a closure that runs all micro-batches (`self.manual_backward` for each).
+- `gradient_clip_val`: it clips after every pass. Pass `clip_norm=` to the minimizer: it clips the final gradient.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Count the trainable parameters."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+def count_parameters(model: nn.Module, *, trained: bool = False) -> int:
+    """Count the parameters, or only those that are trained."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
 
 
 @torch.no_grad()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from steppe.cli import main
 from steppe.cli.flags import KEYS, flag_of
@@ -167,6 +171,128 @@ def test_a_study_with_a_failing_run_exits_with_2_and_reports_the_rest(capsys, tm
     assert "1 of 3 runs failed" in captured.err
     assert "unknown model 'no_such'" in captured.err
     assert (tmp_path / "runs" / "mini" / "report.html").exists()
+
+
+def test_nothing_of_the_users_is_written_over(capsys, tmp_path):
+    assert steppe("train", *QUICK, "-o", "r") == 0
+    (tmp_path / "notes.txt").write_text("mine")
+    for target in ("notes.txt", "r/weights.safetensors", "r"):
+        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        assert steppe("report", "r", "-o", target) == 2
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert steppe("report", "r", "-o", "page.html") == 0
+    assert steppe("report", "r", "-o", "page.html") == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "report.html").write_text("my page")
+    (tmp_path / "mini.toml").write_text(STUDY)
+    assert steppe("study", "run", "mini.toml", "-o", "mine") == 2
+    assert (tmp_path / "mine" / "report.html").read_text() == "my page"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--out", "x" * 300),
+        ("train", "x" * 300 + ".toml"),
+        ("train", "/etc/passwd/x.toml"),
+        ("train", "--data", "x/" + "y" * 300),
+        ("train", "--device", "meta"),
+        ("train", "--epochs", "9" * 400),
+        ("study", "show", "x" * 300),
+        ("report", "x" * 300),
+    ],
+)
+def test_odd_arguments_exit_with_2(arguments, capsys):
+    assert steppe(*arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_markup_in_names_is_only_text(capsys, tmp_path):
+    (tmp_path / "odd.toml").write_text(
+        STUDY.replace('"mini"', '"mini"\ntitle = "[/foo] x"').replace("axes.how.base", 'axes.how."[/b]"')
+    )
+    assert steppe("study", "show", "odd.toml") == 0
+    assert "[/b]" in capsys.readouterr().out
+    assert steppe("data", "--data-root", "x[/x]") == 0
+
+
+def test_a_plan_with_a_bad_cell_is_estimated_all_the_same(capsys, tmp_path):
+    (tmp_path / "mini.toml").write_text(STUDY + '[axes.how.bad]\nmodel = { name = "no_such" }\n')
+    assert steppe("study", "run", "mini.toml", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "unknown model 'no_such'" in out
+    assert "3 runs to do" in out
+
+
+def make_images(folder: Path, classes=("cat", "dog")) -> None:
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(6):
+            Image.new("RGB", (8, 8), (number * 40, 0, 0)).save(folder / name / f"{number}.png")
+
+
+def spoil(folder: Path, how: str) -> None:
+    if how == "one class":
+        shutil.rmtree(folder / "dog")
+    elif how == "empty class":
+        (folder / "empty").mkdir()
+    elif how == "truncated":
+        Image.effect_noise((64, 64), 50).convert("RGB").save(folder / "cat" / "cut.jpg")
+        content = (folder / "cat" / "cut.jpg").read_bytes()
+        (folder / "cat" / "cut.jpg").write_bytes(content[: len(content) // 2])
+    else:
+        image = {
+            "16-bit": Image.new("I;16", (8, 8)),
+            "CMYK": Image.new("CMYK", (8, 8)),
+            "palette": Image.new("P", (8, 8)),
+        }
+        image[how].save(folder / "cat" / ("odd.jpg" if how == "CMYK" else "odd.png"))
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("one class", "one class, 'cat'"),
+        ("empty class", "class 'empty' has no images"),
+        ("truncated", "cat/cut.jpg"),
+        ("16-bit", "cat/odd.png (I;16)"),
+        ("CMYK", "cat/odd.jpg (CMYK)"),
+        ("palette", "cat/odd.png (P)"),
+    ],
+)
+def test_a_bad_image_folder_exits_with_2(how, expected, capsys, tmp_path):
+    make_images(tmp_path / "pets")
+    spoil(tmp_path / "pets", how)
+    assert steppe("train", "--data", "./pets", "--image-size", 8, *QUICK) == 2
+    err = capsys.readouterr().err
+    assert expected in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_good_image_folder_trains(tmp_path):
+    make_images(tmp_path / "pets")
+    assert steppe("train", "--data", "./pets", *QUICK) == 0
+
+
+def test_a_full_disk_exits_with_2(capsys, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 1024, hard))
+    try:
+        assert steppe("train", *QUICK, "-o", "r") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "the disk is full" in capsys.readouterr().err
+    assert steppe("train", *QUICK, "-o", "r") == 0
+
+
+def test_ctrl_c_before_training_says_so(tmp_path):
+    process = launch("train", *QUICK)
+    time.sleep(1.0)  # torch is being imported
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "nothing is lost" in output
 
 
 def launch(*arguments: object) -> subprocess.Popen[str]:

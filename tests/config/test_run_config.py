@@ -26,15 +26,29 @@ CHANGES = {
     "batch_size": 32,
     "precision": "bfloat16",
     "label_smoothing": 0.1,
+    "accumulate": 4,
+    "ema": 0.9,
+    "patience": 3,
+    "sigmoid_loss": True,
+    "budget.seconds": 3.5,
+    "minimizer.rho_final": 0.0,
     "clip_norm": 1.0,
     "data.name": "mnist",
     "data.val_fraction": 0.2,
     "data.test_fraction": 0.3,
     "data.split_seed": 1,
     "data.image_size": 16,
+    "data.stored_size": 20,
+    "data.fraction": 0.5,
+    "data.variance": 15.0,
     "data.odd_images": "convert",
     "model.name": "resnet_tiny",
+    "model.mode": "frozen",
+    "model.weights": "other.safetensors",
+    "model.last_blocks": 2,
     "model.dropout": 0.1,
+    "model.block_dropout": 0.1,
+    "model.attention_dropout": 0.1,
     "model.drop_path": 0.1,
     "minimizer.name": "sam",
     "minimizer.rho": 0.1,
@@ -61,7 +75,15 @@ CHANGES = {
     "schedule.drop_every": 0.5,
     "schedule.gamma": 0.5,
     "augment.crop_padding": 1,
+    "augment.resized_crop": 0.08,
     "augment.flip": True,
+    "augment.autoaugment": "cifar10",
+    "augment.randaugment": 2,
+    "augment.randaugment_magnitude": 15,
+    "augment.cutout": 8,
+    "augment.mixup": 0.2,
+    "augment.cutmix": 1.0,
+    "augment.mixup_probability": 0.5,
     "budget.epochs": 5,
     "budget.gradient_evaluations": 100,
 }
@@ -86,6 +108,13 @@ def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
     if section == "minimizer" and last != "name":
         owners = [name for name, row in MINIMIZER_DEFAULTS.items() if last in row]
         start = {"minimizer": {"name": (owners or ["sam"])[0]}}
+    needs = {"randaugment_magnitude": {"randaugment": 1}, "mixup_probability": {"mixup": 0.2}}
+    if last in needs:
+        start = {"augment": needs[last]}
+    if last in ("mode", "weights"):
+        start = {"model": {"mode": "finetune", "weights": "some.safetensors"}}
+    if last == "last_blocks":
+        start = {"model": {"mode": "last_n_blocks", "weights": "some.safetensors", "last_blocks": 1}}
     before = RunConfig.model_validate(start)
     after = RunConfig.model_validate(merge(start, nested(key, CHANGES[key])))
     assert before.hash != after.hash
@@ -133,6 +162,10 @@ def test_config_is_frozen():
         ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "momentum means nothing to 'adamw'"),
         ({"budget": {"epochs": 3, "gradient_evaluations": 5}}, "one budget"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr"),
+        ({"augment": {"randaugment_magnitude": 9}}, "without randaugment"),
+        ({"augment": {"mixup_probability": 0.5}}, "without mixup"),
+        ({"augment": {"crop_padding": 4, "resized_crop": 0.08}}, "give one"),
+        ({"augment": {"randaugment": 2, "autoaugment": "cifar10"}}, "give one"),
         ({"data": 3}, "data = 3"),
         ({"batch_size": "many"}, "batch_size = 'many'"),
         ({"seed": -1, "batch_size": 0}, "batch_size = 0"),
@@ -166,10 +199,14 @@ def test_broken_files_are_explained(tmp_path):
             load_run_config(path)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda s: st.dictionaries(st.text(), s)))
+WORDS = st.sampled_from(sorted({word for key in CHANGES for word in key.split(".")})) | st.text(max_size=5)
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+
+
+@given(st.dictionaries(WORDS, VALUES | st.dictionaries(WORDS, VALUES, max_size=4), max_size=4))
 def test_no_input_gives_a_traceback(values):
     with contextlib.suppress(ConfigError):
-        parse(RunConfig, values if isinstance(values, dict) else {"model": values}, where="fuzz")
+        parse(RunConfig, values, where="fuzz")
 
 
 def test_derived_seeds_differ_and_are_fixed():

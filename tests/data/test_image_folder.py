@@ -103,6 +103,19 @@ def test_odd_images_are_refused_or_converted(folder, mode, suffix):
         assert any((e == 100).all() for e in everything)
 
 
+def test_a_photograph_taken_sideways_is_turned(folder):
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    pixels[:8] = 255  # bright above
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to see it upright
+    Image.fromarray(pixels).save(folder / "cat" / "phone.png", exif=exif)
+    dataset = read(folder)
+    everything = np.concatenate([s.images.numpy() for s in (dataset.train, dataset.val, dataset.test)])
+    turned = np.zeros((3, 16, 16), np.uint8)
+    turned[:, :, 8:] = 255  # then it is bright on the right
+    assert any(np.array_equal(e, turned) for e in everything)
+
+
 def test_grey_images_are_fine(folder):
     picture(folder / "cat" / "grey.png", mode="L")
     assert read(folder).channels == 3

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from steppe.config import AugmentConfig, DataConfig
-from steppe.data import DATASETS, Loader, Source, Split, augment, divide, find_named, in_order, load
+from steppe.data import DATASETS, TOYS, Loader, Source, Split, divide, find_named, in_order, load, make_toy
 from steppe.errors import ConfigError, DataError
 
 
@@ -68,18 +70,6 @@ def test_a_batch_larger_than_the_set(digits):
     assert make_loader(digits, batch_size=5000).batch(0, 0)[0].shape[0] == 1295
 
 
-def test_augment_shifts_and_mirrors():
-    images = torch.arange(1, 17, dtype=torch.uint8).view(1, 1, 4, 4).expand(400, 1, 4, 4)
-    out = augment(images, AugmentConfig(crop_padding=1), torch.Generator().manual_seed(0))
-    padded = torch.nn.functional.pad(images[0, 0], (1, 1, 1, 1))
-    allowed = {bytes(padded[i : i + 4, j : j + 4].contiguous().numpy()) for i in range(3) for j in range(3)}
-    assert {bytes(o.contiguous().numpy()) for o in out} == allowed
-    out = augment(images, AugmentConfig(flip=True), torch.Generator().manual_seed(0))
-    mirrored = sum(torch.equal(o, images[0].flip(-1)) for o in out)
-    assert 150 < mirrored < 250
-    assert all(torch.equal(o, images[0]) or torch.equal(o, images[0].flip(-1)) for o in out)
-
-
 def test_in_order_covers_a_split(digits):
     batches = list(in_order(digits.test, digits, batch_size=100, device=torch.device("cpu")))
     assert [len(y) for _, y in batches] == [100, 100, 100, 59]
@@ -108,21 +98,29 @@ def test_npz_by_path_and_by_name(tmp_path):
     assert find_named("cifar10", tmp_path) == str(tmp_path / "cifar10.npz")
     assert find_named("cifar100", tmp_path) is None
     resized = load(DataConfig(name="cifar10", image_size=16), tmp_path)
-    assert resized.train.images.shape[1:] == (3, 16, 16)
+    assert resized.train.images.shape[1:] == (3, 8, 8)
+    assert resized.image_size == 16
+    loader = make_loader(resized, batch_size=4)
+    assert loader.batch(0, 0)[0].shape == (4, 3, 16, 16)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"y_train": None}, "lacks x_train and y_train"),
+        ({"x_train": None, "y_train": None}, "lacks x_train and y_train"),
+        ({"y_train": None}, "only one is there"),
         ({"x_train": np.zeros((40, 8, 8, 3), np.float32)}, "x_train is float32"),
         ({"x_train": np.zeros((40, 8, 9, 3), np.uint8)}, "square"),
         ({"y_train": np.zeros(40, int)}, "label 1"),
         ({"y_train": np.zeros(39, int)}, "length 39"),
         ({"y_train": np.full(40, -1)}, "from 0"),
+        ({"y_train": np.full(40, 10**10)}, "below a million"),
+        ({"y_train": np.full(40, 2**63, np.uint64)}, "below a million"),
+        ({"y_test": None}, "only one is there"),
+        ({"x_train": np.zeros((40, 0, 0, 3), np.uint8)}, "square"),
         ({"y_train": np.array([object()] * 40)}, "not a readable"),
         ({"x_test": np.zeros((12, 4, 4, 3), np.uint8)}, "different shapes"),
-        ({"y_train": np.r_[np.zeros(39, int), 1], "x_test": None}, "too few to divide"),
+        ({"y_train": np.r_[np.zeros(39, int), 1], "x_test": None, "y_test": None}, "too few to divide"),
     ],
 )
 def test_a_bad_npz_is_explained(tmp_path, changes, expected):
@@ -185,6 +183,39 @@ def test_torchvisions_own_layout_is_read(tmp_path):
     assert dataset.test.images[1, 0, 0, :3].tolist() == [16, 17, 18]
 
 
+def test_torchvisions_pets_and_flowers_are_read(tmp_path, monkeypatch):
+    from scipy.io import savemat
+    from torchvision.datasets import Flowers102
+
+    pets, flowers = tmp_path / "oxford-iiit-pet", tmp_path / "flowers-102"
+    for path in (pets / "images", pets / "annotations", flowers / "jpg"):
+        path.mkdir(parents=True)
+    lines: dict[str, list[str]] = {"trainval": [], "test": []}
+    for split, count in (("trainval", 6), ("test", 2)):
+        for number in range(count):
+            for label, name in enumerate(("Abyssinian", "american_bulldog"), 1):
+                Image.fromarray(np.full((40, 60, 3), 9 * number, np.uint8)).save(
+                    pets / "images" / f"{name}_{split}{number}.jpg"
+                )
+                lines[split].append(f"{name}_{split}{number} {label} 1 1")
+        (pets / "annotations" / f"{split}.txt").write_text("\n".join(lines[split]))
+    dataset = load(DataConfig(name="pets", val_fraction=0.2), tmp_path)
+    assert dataset.classes == ("Abyssinian", "American Bulldog")
+    assert dataset.describe()["examples"] == {"train": 10, "val": 2, "test": 4}
+    assert (dataset.train.shape, dataset.image_size) == ((3, 40, 40), 224)
+    for number in range(1, 307):
+        Image.fromarray(np.full((20, 30, 3), number % 256, np.uint8)).save(flowers / "jpg" / f"image_{number:05d}.jpg")
+    savemat(flowers / "imagelabels.mat", {"labels": np.arange(306) % 102 + 1})
+    thirds = np.arange(1, 307).reshape(3, 102)
+    savemat(flowers / "setid.mat", {"trnid": thirds[2], "valid": thirds[0], "tstid": thirds[1]})
+    monkeypatch.setattr(Flowers102, "_check_integrity", lambda _: True)
+    dataset = load(DataConfig(name="flowers102", image_size=16), tmp_path)
+    assert dataset.describe()["examples"] == {"train": 102, "val": 102, "test": 102}
+    assert dataset.classes[0] == "pink primrose"
+    assert dataset.test.labels.tolist() == list(range(102))
+    assert dataset.test.images[5, 0, 8, 8].item() == pytest.approx(108, abs=2)
+
+
 def test_a_class_that_cannot_be_divided():
     source = Source(("a", "b"), Split(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 0, 1])))
     with pytest.raises(DataError, match="'b' has 1 image"):
@@ -194,9 +225,121 @@ def test_a_class_that_cannot_be_divided():
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist"])
 def test_real_sets_where_they_are(name):
     root = os.environ.get("STEPPE_DATA")
-    if not root or not find_named(name, __import__("pathlib").Path(root)):
+    if not root or not find_named(name, Path(root)):
         pytest.skip(f"{name} is not under $STEPPE_DATA")
     dataset = load(DataConfig(name=name), root)
     assert len(dataset.test) == 10_000
     assert len(dataset.classes) == {"cifar10": 10, "cifar100": 100, "mnist": 10}[name]
     assert name in DATASETS
+
+
+@pytest.mark.parametrize("name", ["pets", "flowers102"])
+def test_real_photographs_where_they_are(name):
+    root = os.environ.get("STEPPE_DATA")
+    if not root or not find_named(name, Path(root)):
+        pytest.skip(f"{name} is not under $STEPPE_DATA")
+    dataset = load(DataConfig(name=name), root)
+    assert (len(dataset.test), len(dataset.classes)) == {"pets": (3669, 37), "flowers102": (6149, 102)}[name]
+    assert dataset.image_size == 224
+    assert not dataset.classes[0].isdigit()
+
+
+def test_fractions_are_nested_and_of_every_class(digits):
+    kept = {}
+    for share in (0.1, 0.25, 0.5, 1.0):
+        part = load(DataConfig(fraction=share))
+        kept[share] = {bytes(i.numpy()) for i in part.train.images}
+        assert torch.equal(part.val.images, digits.val.images)
+        counts = np.bincount(part.train.labels.numpy())
+        expected = share * np.bincount(digits.train.labels.numpy())
+        assert np.abs(counts - expected).max() <= 0.5
+    assert kept[0.1] < kept[0.25] < kept[0.5] < kept[1.0]
+    assert kept[1.0] == {bytes(i.numpy()) for i in digits.train.images}
+    assert kept[0.1] == {bytes(i.numpy()) for i in load(DataConfig(fraction=0.1)).train.images}
+    other = {bytes(i.numpy()) for i in load(DataConfig(fraction=0.1, split_seed=1)).train.images}
+    assert kept[0.1] != other
+    tiny = load(DataConfig(fraction=1e-6))
+    assert np.bincount(tiny.train.labels.numpy()).tolist() == [1] * 10
+
+
+def test_real_class_names_and_extra_arrays(tmp_path):
+    labels = np.arange(200) % 100
+    images = np.zeros((200, 8, 8, 3), np.uint8)
+    coarse = {"c_train": labels, "anything": np.zeros(3)}
+    write_npz(tmp_path / "cifar100.npz", x_train=images, y_train=labels, x_test=images, y_test=labels, **coarse)
+    dataset = load(DataConfig(name="cifar100"), tmp_path)
+    assert dataset.classes[:3] == ("apple", "aquarium_fish", "baby")
+    assert (len(set(dataset.classes)), dataset.classes[99]) == (100, "worm")
+
+
+def test_own_sets_are_found_under_the_root_by_name(tmp_path):
+    write_npz(tmp_path / "mine.npz")
+    assert len(load(DataConfig(name="mine"), tmp_path).test) == 12
+    for number in range(8):
+        path = tmp_path / "zoo" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(path)
+    assert load(DataConfig(name="zoo"), tmp_path).classes == ("a", "b")
+
+
+@pytest.mark.parametrize("name", list(TOYS))
+def test_toys_are_two_classes_in_the_plane(name):
+    dataset = load(DataConfig(name=name, variance=0.0))
+    assert dataset.describe()["examples"] == {"train": 900, "val": 100, "test": 2000}
+    assert (dataset.train.shape, dataset.image_size, dataset.channels) == ((2, 1, 1), 1, 2)
+    clean, noisy = (make_toy(name, variance=v, count=4000, seed=3) for v in (0.0, 15.0))
+    assert clean.images.abs().max() <= 15.01
+    noise = noisy.images - clean.images
+    assert noise.var(0).flatten().tolist() == pytest.approx([15, 15], rel=0.08)
+    assert torch.equal(clean.labels, noisy.labels)
+    assert clean.labels.float().mean() == 0.5
+    distance = torch.cdist(clean.images[clean.labels == 0].flatten(1), clean.images[clean.labels == 1].flatten(1))
+    assert distance.min() > 1
+    batch, _ = make_loader(load(DataConfig(name=name, variance=5)), batch_size=800).batch(0, 0)
+    assert batch.mean((0, 2, 3)).abs().max() < 0.1
+    assert batch.std((0, 2, 3)).tolist() == pytest.approx([1, 1], abs=0.1)
+    assert not torch.equal(
+        load(DataConfig(name=name, split_seed=1)).train.images, load(DataConfig(name=name)).train.images
+    )
+
+
+def test_variance_is_for_toys_alone():
+    with pytest.raises(ConfigError, match="2-D toys"):
+        load(DataConfig(variance=3.0))
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "pets", "flowers102", "imagenet", "cifar100"])
+def test_every_set_says_what_to_put_where(tmp_path, monkeypatch, name):
+    import urllib.request
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    assert find_named(name, tmp_path) is None
+    with pytest.raises(DataError) as caught:
+        load(DataConfig(name=name), tmp_path)
+    text = str(caught.value)
+    assert str(tmp_path) in text
+    assert DATASETS[name].bring.split(" ")[0] in text
+
+
+def test_damaged_pickles_of_torchvisions_layout_are_not_opened(tmp_path, monkeypatch):
+    """CIFAR's files are pickles: without the right checksum none is read."""
+    import urllib.request
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "exploded"),)
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in ("batches.meta", "test_batch", *(f"data_batch_{i}" for i in range(1, 6))):
+        (folder / name).write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(DataError, match="cifar-10-batches-py"):
+        load(DataConfig(name="cifar10"), tmp_path)
+    assert not (tmp_path / "exploded").exists()

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cases import TinyTransformer, images
 
-from steppe.minimizers import Batch, create
+from steppe.minimizers import Batch, Every, create
 
 STEPS = 4
 DDP_CASES = {
@@ -28,6 +28,10 @@ DDP_CASES = {
     "sam bucket views": ("gsam", {"rho": 0.3}),
     "per rank": ("sam", {"rho": 0.3, "m": "rank"}),
     "micro": ("sam", {"rho": 0.3, "m": 2}),
+    "per rank, every other step": ("sam", {"rho": 0.3, "m": "rank", "schedule": Every(2)}),
+    "per rank, base": ("base", {"m": "rank"}),
+    "esam": ("esam", {"rho": 0.3, "beta": 0.5, "gamma": 1.0}),
+    "inner bucket views": ("gsam", {"rho": 0.3}),
 }
 FSDP_CASES = {
     "sam": ("sam", {"rho": 0.3, "clip_norm": 0.5}),
@@ -38,6 +42,7 @@ FSDP_CASES = {
     "fsam": ("fsam", {"rho": 0.3}),
     "msam": ("msam", {"rho": 0.3}),
     "samon": ("samon", {"rho": 0.3}),
+    "esam": ("esam", {"rho": 0.3, "beta": 0.5, "gamma": 1.0}),
 }
 
 
@@ -46,12 +51,14 @@ def make_model() -> nn.Module:
     return TinyTransformer().double()
 
 
-def train(model: nn.Module, method: str, options: dict, part: slice) -> list[float]:
-    """A few steps on this process's part of a batch of eight."""
+def train(model: nn.Module, method: str, options: dict, part: slice, given: nn.Module | None = None) -> list[float]:
+    """A few steps on this process's part of a batch of eight; the minimizer may be given the unwrapped model."""
     x, y = images(8)
     x, y = x[part].double(), y[part]
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    minimizer = create(method, base, model, **options)
+    minimizer = create(method, base, given or model, **options)
+    if not dist.is_initialized():
+        minimizer.seed = 0  # as it is among several processes, whatever theirs are
     batch = Batch(len(x), lambda examples: cross_entropy(model(x[examples]), y[examples], reduction="none"))
     return [float(minimizer.step(batch)) for _ in range(STEPS)]
 
@@ -68,13 +75,16 @@ def main(rank: int, folder: str) -> None:
     part = slice(0, 4) if rank == 0 else slice(4, 8)
     results: dict[str, list[torch.Tensor]] = {}
     for name, (method, options) in DDP_CASES.items():
-        model = DistributedDataParallel(make_model(), gradient_as_bucket_view="views" in name)
-        train(model, method, options, part)
+        inner = make_model()
+        model = DistributedDataParallel(inner, gradient_as_bucket_view="views" in name)
+        torch.manual_seed(rank)
+        train(model, method, options, part, given=inner if "inner" in name else model)
         results[f"ddp {name}"] = whole(model)
     for name, (method, options) in FSDP_CASES.items():
         model = make_model()
         fully_shard(model.attention)
         fully_shard(model)
+        torch.manual_seed(rank)
         train(model, method, options, part)
         results[f"fsdp {name}"] = whole(model)
     results["overflow"] = overflow(rank)

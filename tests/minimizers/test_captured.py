@@ -11,6 +11,7 @@ from cases import TinyConvNet, TinyTransformer, images
 from torch.nn.functional import cross_entropy
 
 from steppe.minimizers import CapturedStep, Every, create
+from steppe.minimizers.captured import _settings
 
 METHODS = ["base", "sam", "asam", "looksam", "msam", "gsam", "fsam", "samon"]
 OPTIONS = {"looksam": {"k": 2}, "gsam": {"rho_min": 0.01}, "msam": {"rho": 0.3}}
@@ -164,6 +165,61 @@ def test_what_cannot_be_captured_is_refused():
         models, minimizers = pair(method, "cpu", **options)
         with pytest.raises(ValueError, match=reason):
             CapturedStep(minimizers[0], models[0], loss_of, (x, y))
+
+
+def test_a_base_whose_state_does_not_start_from_zero_steps_once_before():
+    x, y = images()
+    models, minimizers = pair("sam", "cpu")
+    with pytest.raises(ValueError, match="at least 2"):
+        CapturedStep(minimizers[0], models[0], loss_of, (x, y), warmup=1)
+    models, minimizers = pair("sam", "cpu", optimizer="NAdam")
+    with pytest.raises(ValueError, match="make one step"):
+        CapturedStep(minimizers[0], models[0], loss_of, (x, y), captured=True)
+    eager_step(minimizers[0], models[0], x, y)
+    CapturedStep(minimizers[0], models[0], loss_of, (x, y), captured=True)
+
+
+def test_a_change_of_a_recorded_number_is_refused():
+    models, minimizers = pair("gsam", "cpu")
+    step = CapturedStep(minimizers[0], models[0], loss_of, images(), captured=True, compiled=False)
+    step._record = lambda kind: None  # the recording itself needs CUDA
+    step.settings, step.graphs = _settings(minimizers[0]), {minimizers[0].kind(): None}
+    step._check_settings()
+    for key, value in (("momentum", 0.8), ("weight_decay", 0.5), ("rho_max", 0.9)):
+        old = minimizers[0].param_groups[0][key]
+        minimizers[0].param_groups[0][key] = value
+        with pytest.raises(ValueError, match=rf"{key} of parameter group 0 .* forget\(\)"):
+            step._check_settings()
+        minimizers[0].param_groups[0][key] = old
+    minimizers[0].param_groups[0].update(lr=0.7, rho=0.3)
+    step._refresh_numbers()
+    step._check_settings()
+    minimizers[0].param_groups[0]["momentum"] = 0.8
+    step.forget()
+    step._check_settings()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("change", ["unfreeze", "add group"])
+def test_parameters_that_join_later_take_part(device, change):
+    models, minimizers = pair("sam", device, rho=0.3)
+    for index, model in enumerate(models):
+        model.conv.requires_grad_(False)
+        if change == "add group":
+            rest = [p for p in model.parameters() if p is not model.conv.weight]
+            minimizers[index] = create("sam", torch.optim.SGD(rest, lr=0.05, momentum=0.9), model, rho=0.3)
+    data = batches(device)
+    step = CapturedStep(minimizers[0], models[0], loss_of, data[0], autocast=None, compiled=False)
+    for number, (x, y) in enumerate(data):
+        if number == 2:
+            for model, minimizer in zip(models, minimizers, strict=True):
+                model.conv.requires_grad_(True)
+                if change == "add group":
+                    minimizer.add_param_group({"params": [model.conv.weight]})
+        step(x, y)
+        eager_step(minimizers[1], models[1], x, y)
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 @needs_cuda

@@ -11,7 +11,7 @@ import torch
 from cases import images
 from torch.nn.functional import cross_entropy
 
-from steppe.minimizers import SAM, Batch
+from steppe.minimizers import SAM, Batch, Every
 
 WHOLE = slice(0, 8)
 
@@ -43,7 +43,7 @@ def assert_close(result, expected):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", [name for name in worker.DDP_CASES if name not in ("per rank", "micro")])
+@pytest.mark.parametrize("name", [name for name in worker.DDP_CASES if not name.startswith(("per rank", "micro"))])
 def test_ddp_equals_a_single_process(results, name):
     model = worker.make_model()
     method, options = worker.DDP_CASES[name]
@@ -68,6 +68,18 @@ def test_an_epsilon_for_each_part_equals_micro_batches_on_one_process(results, n
     assert_close(results[0][f"ddp {name}"], worker.whole(model))
     for a, b in zip(results[0][f"ddp {name}"], results[1][f"ddp {name}"], strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("per rank, every other step", {"m": 4, "schedule": Every(2)}), ("per rank, base", {})]
+)
+def test_steps_that_are_not_sharp_are_synchronised(results, name, options):
+    """Without a second pass the first one is the last, so its gradients must be reduced."""
+    for a, b in zip(results[0][f"ddp {name}"], results[1][f"ddp {name}"], strict=True):
+        assert torch.equal(a, b)
+    model = worker.make_model()
+    worker.train(model, worker.DDP_CASES[name][0], {"rho": 0.3, **options}, WHOLE)
+    assert_close(results[0][f"ddp {name}"], worker.whole(model))
 
 
 def test_an_overflow_on_one_process_skips_the_step_on_both(results):

@@ -1,5 +1,7 @@
 """Mixed precision: bf16 autocast, and fp16 with a gradient scaler."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from cases import Perceptron, TinyConvNet, images
@@ -7,6 +9,7 @@ from problems import two_calls
 from torch.nn.functional import cross_entropy
 
 from steppe.minimizers import ASAM, SAM, Batch, create
+from steppe.minimizers.vectors import squared_norm
 
 METHODS_WITH_SCALER = ["base", "sam", "asam", "looksam", "msam", "gsam", "fsam", "aesam"]
 
@@ -109,3 +112,83 @@ def test_autocast_trains(dtype, make):
         scaler.update()
     assert last < 0.8 * first
     assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("form", ["step", "two calls"])
+def test_an_autocast_region_around_the_step_sees_the_moved_weights(form):
+    losses = {}
+    for around in (False, True):
+        torch.manual_seed(0)
+        model, x = Perceptron(), torch.randn(8, 4)
+        minimizer = SAM(torch.optim.SGD(model.parameters(), lr=1.0), rho=2.0, model=model)
+        losses[around] = []
+
+        def closure(model=model, x=x, around=around):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=True) if not around else nullcontext():
+                loss = model(x).float().square().mean()
+            losses[around].append(float(loss.detach()))
+            loss.backward()
+            return loss
+
+        with torch.autocast("cpu", dtype=torch.bfloat16) if around else nullcontext():
+            for _ in range(2):
+                minimizer.step(closure) if form == "step" else two_calls(minimizer, closure)
+    assert losses[True] == losses[False]
+    assert len(set(losses[True])) == 4
+
+
+def test_a_step_can_be_tried_again_after_an_exception_in_the_second_pass():
+    def factor(number):
+        if number == 1:
+            raise RuntimeError("out of memory")
+        return 1.0
+
+    torch.manual_seed(0)
+    model, x = Perceptron(), torch.randn(8, 4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    minimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model, scaler=scaler)
+    passes = iter(range(100))
+
+    def closure():
+        loss = model(x).square().mean() * factor(next(passes))
+        scaler.scale(loss).backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="memory"):
+        minimizer.step(closure)
+    for _ in range(3):
+        minimizer.step(closure)
+        scaler.update()
+    assert minimizer.step_count == 3
+    assert len(minimizer.unscaling.passes) <= 2
+
+
+@pytest.mark.parametrize("count", [4, 2**15])
+@pytest.mark.parametrize("scaling", ["none", "all"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_tiny_gradients_move_by_the_radius(dtype, scaling, count):
+    """The factor ρ/‖g‖ lies far outside of float16's range, the move itself does not."""
+    weights = [torch.nn.Parameter(torch.ones(count, dtype=dtype)) for _ in range(2)]
+    radius = 0.25 * (2 * count) ** 0.5
+    minimizer = SAM(torch.optim.SGD(weights, lr=0.0), rho=radius, scaling=scaling)
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 1e-6 if count == 4 else 3e-7)
+    minimizer.ascend()
+    moved = torch.cat([weight.detach().double() - 1.0 for weight in weights])
+    assert float(moved.norm()) == pytest.approx(radius, rel=0.05)
+    minimizer.abandon()
+
+
+def test_low_precision_norms_add_up_in_float32():
+    weights = [torch.nn.Parameter(torch.randn(1000).to(torch.bfloat16)) for _ in range(3)]
+    minimizer = SAM(torch.optim.SGD(weights, lr=0.0))
+    exact = float(torch.cat([weight.detach().double() for weight in weights]).square().sum())
+    squared = squared_norm(minimizer.blocks, [weight.detach() for weight in weights])
+    assert float(squared) == pytest.approx(exact, rel=1e-6)
+
+
+def test_gradient_norm_starts_at_the_first_value_it_sees():
+    _, minimizer, _ = scaled_run("aesam", lambda number: float("inf") if number == 0 else 1.0, 8.0, steps=2)
+    model, _, _ = scaled_run("base", lambda number: 1.0, None, steps=1)
+    squared = sum(float(p.grad.square().sum()) for p in model.parameters())
+    assert minimizer.schedule.mean == pytest.approx(squared, rel=1e-6)

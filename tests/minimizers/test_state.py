@@ -2,13 +2,15 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
+from cases import Perceptron
 from problems import build
 from torch import Tensor
 
-from steppe.minimizers import METHODS, SAM, create
+from steppe.minimizers import METHODS, create
 
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None), Tensor)
 
@@ -113,10 +115,62 @@ def test_a_plain_optimizer_state_can_be_loaded_into_the_base():
     assert minimizer.param_groups[0]["rho"] == 0.05
 
 
-def test_copies_are_independent():
-    _, _, minimizer, batch = build("mlp", "sam")
+def pickled(minimizer):
+    return pickle.loads(pickle.dumps(minimizer))
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("scheduled", ["nothing", "minimizer", "base"])
+@pytest.mark.parametrize("method", METHODS)
+def test_copies_step_themselves(method, scheduled, how):
+    torch.manual_seed(0)
+    model, x = Perceptron(), torch.randn(8, 4)
+    options = {"perturb": "all"} if method == "samon" else {"gamma": 1.0} if method == "esam" else {}
+    minimizer = create(method, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, **options)
+    if scheduled != "nothing":
+        torch.optim.lr_scheduler.StepLR(minimizer if scheduled == "minimizer" else minimizer.base, 1)
+
+    def closure(model):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        minimizer.step(lambda: closure(model))
+    twin = how(minimizer)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    losses = [float(twin.step(lambda: closure(twin.model))) for _ in range(4)]
+    assert type(twin) is type(minimizer)
+    assert (minimizer.step_count, twin.step_count) == (3, 7)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    assert [float(minimizer.step(lambda: closure(model))) for _ in range(4)] == losses
+    for a, b, old in zip(model.parameters(), twin.model.parameters(), before, strict=True):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, old)
+
+
+def test_loading_after_a_crash_between_the_calls_keeps_the_loaded_weights():
+    _, model, minimizer, batch = build("mlp", "sam")
     minimizer.step(batch)
-    twin = copy.deepcopy(minimizer)
-    assert isinstance(twin, SAM)
-    assert twin.parameters[0] is not minimizer.parameters[0]
-    assert twin.step_count == 1
+    saved = copy.deepcopy((model.state_dict(), minimizer.state_dict()))
+    minimizer.step(batch)
+    batch()
+    minimizer.ascend()
+    with pytest.raises(RuntimeError, match="between ascend"):
+        copy.deepcopy(minimizer)
+    model.load_state_dict(saved[0])
+    minimizer.load_state_dict(saved[1])
+    for _ in range(2):
+        for name, value in saved[0].items():
+            assert torch.equal(model.state_dict()[name], value)
+        minimizer.abandon()
+    minimizer.step(batch)
+
+
+def test_an_average_of_another_shape_is_refused():
+    _, model, minimizer, batch = build("mlp", "fsam")
+    minimizer.step(batch)
+    parameters = list(model.parameters())
+    other = create("fsam", torch.optim.SGD([*parameters[1:], parameters[0]], lr=0.1, momentum=0.9), model)
+    with pytest.raises(ValueError, match="another shape"):
+        other.load_state_dict(minimizer.state_dict())

@@ -7,16 +7,17 @@ from safetensors.torch import save_file
 from steppe.config import ModelConfig
 from steppe.cost import count_flops, count_parameters
 from steppe.errors import ConfigError, RunError
-from steppe.models import SMALL_MODELS, build, load_weights
+from steppe.models import build, load_weights, model_names
+from steppe.models.small import TINY_MODELS
 
 
 def make(name: str, size: int = 8, channels: int = 1, **options):
     return build(ModelConfig(name=name, **options), image_size=size, channels=channels, classes=10)
 
 
-@pytest.mark.parametrize("name", sorted(SMALL_MODELS))
+@pytest.mark.parametrize("name", sorted(TINY_MODELS))
 @pytest.mark.parametrize("size", [8, 16])
-def test_small_models_fit_small_images(name, size):
+def test_tiny_models_fit_small_images(name, size):
     model = make(name, size, channels=3, dropout=0.1, drop_path=0.1)
     out = model(torch.randn(4, 3, size, size))
     assert out.shape == (4, 10)
@@ -24,27 +25,45 @@ def test_small_models_fit_small_images(name, size):
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(SMALL_MODELS))
-def test_regularisation_rates_reach_the_model(name):
+@pytest.mark.parametrize("name", [*sorted(TINY_MODELS), "wrn_10_1", "resnet18", "vit_2l_2h_16_p2_free"])
+@pytest.mark.parametrize("rate", ["dropout", "drop_path", "block_dropout", "attention_dropout"])
+def test_rates_reach_the_model_or_are_refused(name, rate):
     torch.manual_seed(0)
-    for option in ({"dropout": 0.5}, {"drop_path": 0.5}):
-        model = make(name, **option).train()
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter)  # some heads begin at zero
-        check_is_random(model)
-        make_plain = make(name).train()
-        x = torch.randn(8, 1, 8, 8)
-        assert torch.equal(make_plain(x), make_plain(x))
-
-
-def check_is_random(model) -> None:
+    meaningless = {
+        "block_dropout": ("resnet_tiny", "resnet18"),
+        "attention_dropout": ("resnet_tiny", "resnet18", "mixer_tiny_p2", "wrn_10_1"),
+    }
+    if name in meaningless.get(rate, ()):
+        with pytest.raises(ConfigError, match=f"{rate} means nothing to"):
+            make(name, **{rate: 0.5})
+        return
     x = torch.randn(8, 1, 8, 8)
-    assert not torch.equal(model(x), model(x))
+    for model, random in ((make(name).train(), False), (make(name, **{rate: 0.5}).train(), True)):
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)  # some heads begin at zero
+        assert torch.equal(model(x), model(x)) is not random
+
+
+def test_positions_drop_with_the_blocks():
+    assert make("vit_tiny_p2", block_dropout=0.25).pos_drop.p == 0.25
 
 
 def test_timm_models_by_name():
-    assert make("resnet18", 32, 3)(torch.randn(2, 3, 32, 32)).shape == (2, 10)
     assert make("vit_tiny_patch16_224", 32, 3)(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    small, timms = make("resnet18", 32, 3), make("timm:resnet18", 32, 3)
+    assert small.conv1.kernel_size == (3, 3)
+    assert timms.conv1.kernel_size == (7, 7)
+
+
+def test_names_are_listed_once():
+    names = model_names()
+    assert len(names) == len(set(names))
+    assert {"vit_tiny_p2", "resnet18", "vit_base_patch16_224"} <= set(names)
+
+
+@pytest.mark.parametrize("name", ["vgg11", "ghostnet_100", "repvit_m0_9"])
+def test_timm_models_without_stochastic_depth(name):
+    assert make(name, 32, 3)(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_bad_names_and_sizes_are_explained():
@@ -52,6 +71,10 @@ def test_bad_names_and_sizes_are_explained():
         make("vit_tny_p2")
     with pytest.raises(ConfigError, match="does not fit 8×8"):
         make("vit_tiny_patch16_224")
+    with pytest.raises(ConfigError, match="28×28 images: patches of 8 do not tile it"):
+        make("mixer_s_p8", 28)
+    with pytest.raises(ConfigError, match="depth is 10, 16, 22, 28…, not 12"):
+        make("wrn_12_1", 28)
 
 
 def test_flops_of_a_vit_agree_with_the_formula():

@@ -23,6 +23,8 @@ def test_create_and_read(tmp_path):
     assert not run.finished
     assert run.metrics() == []
     run.write("summary.json", {"status": "finished"})
+    assert not run.finished
+    run.weights.write_bytes(b"weights")
     assert create_run(tmp_path / "r", config).finished
 
 
@@ -111,10 +113,36 @@ def test_two_processes_cannot_hold_one_run(tmp_path):
         pass
 
 
+def test_a_config_changed_after_training_is_noticed(tmp_path):
+    run = create_run(tmp_path / "r", RunConfig())
+    run.write("summary.json", {"status": "finished", "config_sha256": run.config_sha256})
+    assert run.config == RunConfig()
+    (run.path / "config.toml").write_text("")
+    with pytest.raises(RunError, match="changed after training"):
+        _ = run.config
+
+
+def test_only_plain_files_are_replaced(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RunError, match="not a plain file"):
+        write_atomically(tmp_path / "pipe", "x")
+    with pytest.raises(RunError, match="file, not a folder"):
+        create_run(tmp_path / "real", RunConfig())
+
+
 def test_find_runs(tmp_path):
     a = create_run(tmp_path / "x" / "a", RunConfig(seed=1))
     b = create_run(tmp_path / "x" / "y" / "b", RunConfig(seed=2))
-    assert [r.path for r in find_runs([tmp_path, a.path])] == [a.path, b.path]
+    (tmp_path / "x" / "foreign").mkdir()
+    (tmp_path / "x" / "foreign" / "config.toml").write_text("[theirs]")
+    skipped: list[str] = []
+    assert [r.path for r in find_runs([tmp_path, a.path], skipped)] == [a.path, b.path]
+    assert "foreign" in skipped[0]
     for folder, expected in ((tmp_path / "none", "no such folder"), (tmp_path / "x" / "empty", "no runs here")):
         (tmp_path / "x" / "empty").mkdir(exist_ok=True)
         with pytest.raises(RunError, match=expected):

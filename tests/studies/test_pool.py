@@ -10,8 +10,8 @@ import time
 import pytest
 
 from steppe.config import StudyConfig, plan
-from steppe.errors import Interrupted
-from steppe.runs import Run
+from steppe.errors import Interrupted, RunError
+from steppe.runs import Run, locked
 from steppe.studies import estimate_runs, execute, find_study, list_studies, run_study
 
 
@@ -67,7 +67,7 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
         axes={"m": {"bad": {"model": {"name": "no_such_model"}}, "nan": {"optimizer": {"lr": 1e30}}, "good": {}}}
     )
     planned = plan(study)
-    failed = run_study(study, planned, tmp_path, workers=1)
+    failed = run_study(study, planned, tmp_path, workers=os.cpu_count())
     by_label = {p.labels["m"]: p.config.run_id for p in planned}
     assert set(failed) == {by_label["bad"], by_label["nan"]}
     assert "unknown model 'no_such_model'" in failed[by_label["bad"]]
@@ -88,15 +88,15 @@ def test_a_killed_worker_costs_nothing_once_and_is_told_twice(tmp_path):
             kills.append(details["epoch"])
 
     kill_worker.times = 1
-    assert run_study(study, [planned], tmp_path / "once", workers=1, notify=kill_worker) == {}
+    assert run_study(study, [planned], tmp_path / "once", workers=os.cpu_count(), notify=kill_worker) == {}
     assert kills
-    assert run_study(study, [planned], tmp_path / "whole", workers=1) == {}
+    assert run_study(study, [planned], tmp_path / "whole", workers=os.cpu_count()) == {}
     once, whole = (Run(tmp_path / name / planned.config.run_id) for name in ("once", "whole"))
     assert once.weights.read_bytes() == whole.weights.read_bytes()
     assert [r["val_loss"] for r in once.metrics()] == [r["val_loss"] for r in whole.metrics()]
     kills.clear()
     kill_worker.times = 2
-    failed = run_study(study, [planned], tmp_path / "twice", workers=1, notify=kill_worker)
+    failed = run_study(study, [planned], tmp_path / "twice", workers=os.cpu_count(), notify=kill_worker)
     assert "died twice (signal SIGKILL)" in failed[planned.config.run_id]
 
 
@@ -112,7 +112,7 @@ def is_worker(pid: int) -> bool:
 
 
 def test_ctrl_c_stops_every_worker_and_the_study_goes_on(tmp_path):
-    base = {"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 40}}
+    base = {"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 8}}
     study = make_study(base=base)
     planned = plan(study)
     started = threading.Event()
@@ -131,6 +131,42 @@ def test_ctrl_c_stops_every_worker_and_the_study_goes_on(tmp_path):
     time.sleep(0.1)
     assert not [p for p in os.listdir("/proc") if p.isdigit() and is_worker(int(p))]
     assert any((tmp_path / p.config.run_id / "checkpoint.safetensors").exists() for p in planned)
+    assert run_study(study, planned, tmp_path, workers=2) == {}
+    assert run_study(study, planned, tmp_path.with_name("whole"), workers=2) == {}
+    for p in planned:
+        paths = [folder / p.config.run_id / "weights.safetensors" for folder in (tmp_path, tmp_path.with_name("whole"))]
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_two_processes_do_not_share_a_study(tmp_path):
+    study = make_study()
+    with locked(tmp_path, "study"), pytest.raises(RunError, match="another process is working on this study"):
+        run_study(study, plan(study), tmp_path)
+
+
+def test_other_measure_settings_are_measured_again(tmp_path):
+    planned = plan(make_study(axes={}))
+    path = tmp_path / planned[0].config.run_id
+    for measure in ({"noise_draws": 2}, {"noise_draws": 3}, {"noise_draws": 3, "noise_examples": 50}):
+        run_study(make_study(axes={}, measure=measure), planned, tmp_path, workers=os.cpu_count())
+        found = Run(path).read("geometry.json")["noise_loss"]
+        assert found["draws"] == measure["noise_draws"]
+        assert found["examples"] == measure.get("noise_examples", 1000)
+
+
+def test_fresh_data_is_read_for_every_run(tmp_path):
+    import numpy as np
+
+    from steppe.config import RunConfig
+
+    rng = np.random.default_rng(0)
+    prints = []
+    for seed in (0, 1):
+        np.savez(tmp_path / "d.npz", x_train=rng.integers(0, 256, (40, 8, 8), np.uint8), y_train=np.arange(40) % 2)
+        values = {"seed": seed, "data": {"name": str(tmp_path / "d.npz")}, "model": {"name": "resnet_tiny"}}
+        config = RunConfig.model_validate({**values, "budget": {"epochs": 1}})
+        prints.append(execute(config, tmp_path / str(seed)).read("data.json")["fingerprint"])
+    assert prints[0] != prints[1]
 
 
 def test_estimates_count_gradients_and_take_time():

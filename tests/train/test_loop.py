@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import signal
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 import torch
 
 import steppe.train.loop as loop
+import steppe.train.steps as steps
 from steppe import data
-from steppe.config import MINIMIZER_DEFAULTS, DataConfig, RunConfig
-from steppe.errors import Interrupted, RunError, TrainingError
+from steppe.config import MINIMIZER_DEFAULTS, OPTIMIZER_DEFAULTS, DataConfig, RunConfig
+from steppe.errors import ConfigError, Interrupted, RunError, TrainingError
 from steppe.minimizers import METHODS
 from steppe.runs import Observer, Run
 from steppe.train import build_minimizer, build_model, train
+from steppe.train.averaging import WeightAverage
 
 
 class KilledError(BaseException):
@@ -146,6 +149,72 @@ def test_a_loss_that_turns_nan(digits, tmp_path, monkeypatch):
     assert train(make_config(), digits, tmp_path / "r").finished
 
 
+def test_ctrl_c_after_a_ruinous_step_keeps_no_ruins(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "lr_factor", lambda s, share: 1e30)
+
+    class StopAtOnce(Observer):
+        def step(self, epochs: float) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(TrainingError, match="no checkpoint before it"):
+        train(make_config(), digits, tmp_path / "r", observer=StopAtOnce())
+    assert not Run(tmp_path / "r").checkpoint.exists()
+
+
+def test_a_mistake_leaves_no_folder(digits, tmp_path):
+    for changes in (
+        {"model": {"name": "no_such"}},
+        {"minimizer": {"name": "msam"}, "optimizer": {"name": "sgd", "momentum": 0}},
+    ):
+        with pytest.raises(ConfigError):
+            train(make_config(**changes), digits, tmp_path / "r")
+        assert not (tmp_path / "r").exists()
+
+
+def test_leftovers_of_a_kill_are_swept_up(digits, tmp_path):
+    config = make_config(budget={"epochs": 1})
+    with pytest.raises(KilledError):
+        train(config, digits, tmp_path / "r", observer=KillAt(2, 5))
+    (tmp_path / "r" / ".checkpoint.safetensors.abc.tmp").write_bytes(b"half")
+    run = train(config, digits, tmp_path / "r")
+    assert not list(run.path.glob(".*.tmp"))
+    assert len(run.read("env.json")["earlier"]) == 1
+
+
+def test_a_finished_run_without_weights_is_trained_again(digits, tmp_path):
+    config = make_config(budget={"epochs": 1})
+    run = train(config, digits, tmp_path / "r")
+    before = weights(run)
+    run.weights.unlink()
+    assert not run.finished
+    assert weights(train(config, digits, tmp_path / "r")) == before
+
+
+def test_a_changed_bit_in_a_checkpoint_is_noticed(digits, tmp_path):
+    config = make_config()
+    with pytest.raises(KilledError):
+        train(config, digits, tmp_path / "r", observer=KillAt(6, 5))
+    checkpoint = tmp_path / "r" / "checkpoint.safetensors"
+    content = bytearray(checkpoint.read_bytes())
+    content[-1000] ^= 1
+    checkpoint.write_bytes(content)
+    with pytest.raises(RunError, match="digest"):
+        train(config, digits, tmp_path / "r")
+
+
+def test_one_image_at_a_time_does_not_suit_batchnorm(tmp_path):
+    tiny = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
+    split = data.Split(tiny, torch.arange(4) % 2)
+    dataset = data.divide(data.Source(("a", "b"), split, split, split), DataConfig(name="x"))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2), torch.nn.BatchNorm1d(2))
+    config = make_config(model={"name": "resnet_tiny"}, batch_size=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "build_model", lambda *_: model)
+        with pytest.raises(TrainingError, match="one image at a time"):
+            train(config, dataset, tmp_path / "r")
+    assert Run(tmp_path / "r").summary["status"] == "failed"
+
+
 def test_a_full_disk_costs_nothing(digits, tmp_path):
     config = make_config()
     whole = train(config, digits, tmp_path / "whole")
@@ -185,11 +254,15 @@ def test_other_data_or_a_foreign_checkpoint_is_refused(digits, tmp_path):
 
 
 def test_a_budget_of_gradient_evaluations_is_kept(digits, tmp_path):
-    for name, evaluations, steps in (("base", 7, 7), ("sam", 7, 3)):
-        config = make_config(minimizer={"name": name}, budget={"gradient_evaluations": evaluations})
-        summary = train(config, digits, tmp_path / name).summary
-        assert summary["steps"] == steps
+    every_second = {"name": "sam", "sharp_every": 2}
+    cases = [({"name": "base"}, 7, 7), ({"name": "sam"}, 7, 3), (every_second, 7, 4), (every_second, 6, 4)]
+    for number, (minimizer, evaluations, expected) in enumerate(cases):
+        config = make_config(minimizer=minimizer, budget={"gradient_evaluations": evaluations})
+        summary = train(config, digits, tmp_path / str(number)).summary
+        assert summary["steps"] == expected
         assert summary["gradient_evaluations"] <= evaluations
+    with pytest.raises(TrainingError, match="does not pay for one step"):
+        train(make_config(budget={"gradient_evaluations": 1}), digits, tmp_path / "none")
 
 
 def test_the_seed_decides_everything_and_the_callers_randomness_is_left_alone(digits, tmp_path):
@@ -261,6 +334,133 @@ def test_every_method_trains_and_resumes_exactly(digits, tmp_path, minimizer):
     spent = whole.summary["gradient_evaluations"] / whole.summary["steps"]
     if minimizer["name"] != "aesam":
         assert spent == pytest.approx(config.minimizer.expected_gradients, abs=0.21)
+
+
+def test_micro_batches_give_the_same_update(digits, tmp_path):
+    """No BatchNorm, no dropout: only the order of additions differs."""
+    model = {"name": "mixer_tiny_p2"}
+    for minimizer in ({"name": "base"}, {"name": "sam"}, {"name": "asam"}, {"name": "sam", "ascent_fraction": 0.5}):
+        runs = []
+        for parts in (None, 3):
+            config = make_config(
+                model=model,
+                minimizer=minimizer,
+                accumulate=parts,
+                optimizer={"name": "sgd", "lr": 0.05},
+                budget={"epochs": 1},
+            )
+            runs.append(train(config, digits, tmp_path / f"{minimizer['name']}-{len(minimizer)}-{parts}"))
+        whole, *split = (run.metrics() for run in runs)
+        for other in split:
+            for key in ("train_loss", "val_loss", "train_accuracy"):
+                assert [r[key] for r in other] == pytest.approx([r[key] for r in whole], rel=1e-3)
+            assert [r["gradient_evaluations"] for r in other] == [r["gradient_evaluations"] for r in whole]
+
+
+def test_running_out_of_memory_splits_the_batch(digits, tmp_path, monkeypatch):
+    plain = steps.example_losses
+    said = []
+
+    def limited(logits, targets, config):
+        if len(targets) > 100:
+            raise torch.OutOfMemoryError("out of memory")
+        return plain(logits, targets, config)
+
+    class Listen(Observer):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    config = make_config(model={"name": "mixer_tiny_p2"})
+    whole = train(config, digits, tmp_path / "whole")
+    monkeypatch.setattr(steps, "example_losses", limited)
+    split = train(config, digits, tmp_path / "split", observer=Listen())
+    assert said == [
+        "memory ran out: going on with 2 micro-batches a step, which is the same update",
+        "memory ran out: going on with 4 micro-batches a step, which is the same update",
+    ]
+    assert split.metrics()[-1]["val_loss"] == pytest.approx(whole.metrics()[-1]["val_loss"], rel=1e-3)
+    monkeypatch.setattr(steps, "example_losses", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+    with pytest.raises(TrainingError, match="even in parts"):
+        train(config, digits, tmp_path / "none")
+
+
+def test_a_budget_of_seconds_is_kept_and_the_schedule_follows_it(digits, tmp_path):
+    config = make_config(budget={"seconds": 1.0}, schedule={"name": "linear"})
+    run = train(config, digits, tmp_path / "r")
+    assert 1.0 <= run.summary["time_s"] < 1.5
+    last = run.metrics()[-1]
+    assert last["lr"] < 0.2 * config.optimizer.lr
+    rates = [r["lr"] for r in run.metrics()]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_early_stopping(digits, tmp_path, monkeypatch):
+    losses = iter([3.0, 2.0, 2.5, 2.1, 1.0, 9.0])
+    monkeypatch.setattr(
+        loop, "measure_accuracy", lambda *_, **__: {"loss": next(losses, 5.0), "accuracy": 0.5, "examples": 1}
+    )
+    run = train(make_config(patience=2, budget={"epochs": 10}), digits, tmp_path / "r")
+    assert run.summary["epochs"] == 4
+
+
+def test_the_average_of_the_weights_is_kept_and_resumed(digits, tmp_path):
+    config = make_config(ema=0.9, minimizer={"name": "base"})
+    whole = train(config, digits, tmp_path / "whole")
+    assert weights(whole) != weights(train(make_config(minimizer={"name": "base"}), digits, tmp_path / "plain"))
+    with pytest.raises(KilledError):
+        train(config, digits, tmp_path / "killed", observer=KillAt(8, 5))
+    resumed = train(config, digits, tmp_path / "killed")
+    assert weights(resumed) == weights(whole)
+    assert story(resumed) == story(whole)
+
+
+def test_the_average_follows_its_formula():
+    model = torch.nn.Linear(2, 1, bias=False).double()
+    average = WeightAverage(model, 0.5)
+    expected = model.weight.detach().clone()
+    for step in range(1, 30):
+        torch.nn.init.normal_(model.weight)
+        average.update()
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+    own = model.weight.detach().clone()
+    with average.in_place():
+        torch.testing.assert_close(model.weight.detach(), expected)
+    assert torch.equal(model.weight, own)
+
+
+def test_the_radius_can_fall(digits, tmp_path):
+    config = make_config(minimizer={"name": "sam", "rho": 0.1, "rho_final": 0.5})
+    rhos = [r["rho"] for r in train(config, digits, tmp_path / "r").metrics()]
+    expected = [0.1 * (0.5 + 0.25 * (1 + math.cos(math.pi * step / 15))) for step in (4, 9, 14)]
+    assert rhos == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZER_DEFAULTS))
+def test_every_optimizer_learns_and_resumes(digits, tmp_path, name):
+    config = make_config(
+        model={"name": "resnet_tiny"}, minimizer={"name": "sam"}, optimizer={"name": name}, batch_size=128, augment={}
+    )
+    whole = train(config, digits, tmp_path / "whole")
+    assert whole.metrics()[-1]["train_loss"] < 1.5
+    with pytest.raises(KilledError):
+        train(config, digits, tmp_path / "killed", observer=KillAt(15, 10))
+    assert weights(train(config, digits, tmp_path / "killed")) == weights(whole)
+
+
+def test_losses():
+    logits = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).float()
+    labels = torch.tensor([0, 2, 1, 1, 0])
+    hot = torch.nn.functional.one_hot(labels, 3).float()
+    plain = steps.example_losses(logits, labels, make_config())
+    torch.testing.assert_close(plain, -(logits.log_softmax(1) * hot).sum(1))
+    torch.testing.assert_close(plain, steps.example_losses(logits, hot, make_config()))
+    wanted = hot * 0.9 + 0.1 / 3
+    by_hand = -(wanted * logits.sigmoid().log() + (1 - wanted) * (1 - logits.sigmoid()).log()).sum(1)
+    config = make_config(sigmoid_loss=True, label_smoothing=0.1)
+    torch.testing.assert_close(steps.example_losses(logits, labels, config), by_hand)
+    torch.testing.assert_close(steps.example_losses(logits, hot, config), by_hand)
+    assert steps.count_hits(logits, labels) == steps.count_hits(logits, hot) == (logits.argmax(1) == labels).sum()
 
 
 def test_metrics_are_plain_json(digits, tmp_path):

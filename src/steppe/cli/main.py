@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from steppe.cli import study
 from steppe.cli.show import console, errors
@@ -49,12 +51,13 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about runs; it works offline."""
     from steppe.report import print_table, summarise, write_report
-    from steppe.runs import find_runs, read_json
+    from steppe.runs import find_runs
 
-    found = find_runs(runs)
-    about = None
-    if len(runs) == 1 and (runs[0] / "study.json").is_file():
-        about = read_json(runs[0] / "study.json")
+    skipped: list[str] = []
+    found = find_runs(runs, skipped)
+    for name in skipped:
+        errors.print(f"passed over {name}", markup=False, soft_wrap=True)
+    about = study.read_study(runs[0]) if len(runs) == 1 else None
     if out.is_dir():
         raise RunError("this is a folder, not a page", where=str(out), mend=f"say -o {out / 'report.html'}")
     print_table(summarise(found, about), console)
@@ -71,7 +74,8 @@ def env(device: Annotated[str | None, typer.Option(help="cpu, cuda …")] = None
     for key, value in describe_environment(pick_device(device)).items():
         pairs = value.items() if isinstance(value, dict) else [(key, value)]
         for name, shown in pairs:
-            table.add_row(name, "–" if shown is None else " ".join(shown) if isinstance(shown, list) else str(shown))
+            text = "–" if shown is None else " ".join(shown) if isinstance(shown, list) else str(shown)
+            table.add_row(Text(name), Text(text))
     console.print(table)
 
 
@@ -92,7 +96,8 @@ def models(
     if pattern:
         wanted = pattern if "*" in pattern else f"*{pattern}*"
         for name in timm.list_models(wanted):
-            table.add_row(name, "timm")
+            if name not in SMALL_MODELS:
+                table.add_row(name, "timm")
         if not table.row_count:
             raise unknown_name("model", pattern, model_names(), see="steppe models")
     console.print(table)
@@ -125,21 +130,44 @@ def data(
     root = root_of(data_root)
     table = Table("data set", "what it is", "where", box=None, header_style="bold")
     for name, named in DATASETS.items():
-        table.add_row(name, named.about, find_named(name, root) or f"not in {root}: downloaded on first use")
+        table.add_row(name, named.about, Text(find_named(name, root) or _absent(named, root)))
     table.add_row("FOLDER", "class sub-folders of images, with or without train/val/test above them", "any path")
     table.add_row("FILE.npz", "x_train, y_train (and x_val, y_val, x_test, y_test): uint8 images, labels", "any path")
     console.print(table)
 
 
+def _absent(named: Any, root: Path) -> str:
+    return f"not in {root}: {'downloaded on first use' if named.torchvision else 'bring ' + named.bring}"
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line: errors meant for the user exit with code 2, an interruption with 130."""
+    before = {kind: signal.signal(kind, _stop) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         app(args=argv)
     except SteppeError as error:
-        if not isinstance(error, Interrupted):
-            errors.print("[red]error[/red] ", end="")
-        errors.print(str(error), markup=False, soft_wrap=True)
-        sys.exit(130 if isinstance(error, Interrupted) else 2)
-    except KeyboardInterrupt:
-        errors.print("stopped; nothing is lost: run the same command again to go on")
-        sys.exit(130)
+        _complain(str(error), stopped=isinstance(error, Interrupted))
+    except OSError as error:
+        where = f"\n  where: {str(error.filename)[:200]}" if error.filename else ""
+        _complain(f"the system refused: {error.strerror or error}{where}")
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        _complain("the memory ran out\n  mend:  try a smaller batch_size or image_size, or another model")
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def _stop(number: int, frame: object) -> None:
+    """Ctrl-C outside training, where nothing has to be kept."""
+    errors.print("stopped; nothing is lost: run the same command again to go on")
+    raise KeyboardInterrupt
+
+
+def _complain(text: str, stopped: bool = False) -> NoReturn:
+    if not stopped:
+        errors.print("[red]error[/red] ", end="")
+    plain = "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+    errors.print(plain, markup=False, soft_wrap=True)
+    sys.exit(130 if stopped else 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +23,17 @@ from rich.progress import (
 from steppe.config import PlannedRun
 from steppe.runs import Observer, Run
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    """A console that goes on in silence when its reader (`| head`) has left: training is not for the screen alone."""
+
+    def on_broken_pipe(self) -> None:
+        """Send what follows nowhere."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+console = _Console(highlight=False)
+errors = _Console(stderr=True, highlight=False)
 
 
 def epoch_line(record: dict[str, Any], total: float) -> str:
@@ -60,6 +71,10 @@ class TrainingProgress(Observer):
             self.bar.update(self.task, description=f"val loss {loss:.4f}  val acc {accuracy:.2%}")
         else:
             console.print(epoch_line(record, self.total), markup=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Print a note."""
+        console.print(f"note: {text}", markup=False, soft_wrap=True)
 
 
 class StudyProgress:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from steppe.cli.show import StudyProgress, console, progress_bar
 from steppe.config import PlannedRun, StudyConfig, plan
@@ -27,7 +28,7 @@ def list_() -> None:
     table = Table("study", "question", "runs", box=None, header_style="bold")
     for name in list_studies():
         study, path = find_study(name)
-        table.add_row(name, study.question, str(len(plan(study, where=str(path)))))
+        table.add_row(name, Text(study.question), str(len(plan(study, where=str(path)))))
     console.print(table)
 
 
@@ -38,7 +39,7 @@ def show(name: Name) -> None:
 
     study, path = find_study(name)
     planned = plan(study, where=str(path))
-    console.print(f"[bold]{study.title or study.name}[/bold]")
+    console.print(study.title or study.name, markup=False, style="bold")
     console.print(study.question, markup=False)
     console.print(f"file: {path}", markup=False, soft_wrap=True)
     console.print(_plan_table(planned))
@@ -62,12 +63,14 @@ def run(
     """Run a study: what is finished is kept, what failed is told; then print the table and write the report."""
     from steppe.report import print_table, summarise, write_report
     from steppe.studies import default_workers, find_study, run_study
+    from steppe.train import pick_device
 
     study, path = find_study(name)
     planned = plan(study, where=str(path))
     folder = out or Path("runs") / study.name
+    pick_device(device)
     if dry_run:
-        _print_estimate(planned, folder, data_root, device, workers or default_workers(device))
+        _print_estimate(study, planned, folder, data_root, device, workers or default_workers(device))
         return
     _check_folder(study, folder)
     console.print(f"study {study.name}: {len(planned)} runs in {folder}", markup=False, soft_wrap=True)
@@ -84,59 +87,66 @@ def run(
     runs = [Run(folder / p.config.run_id) for p in planned if (folder / p.config.run_id / "config.toml").exists()]
     if not runs:
         raise RunError("no run could be made", where=str(folder), mend=next(iter(failed.values()), None))
-    about = read_json(folder / "study.json")
+    about = read_study(folder)
     print_table(summarise(runs, about), console)
     page = write_report(runs, folder / "report.html", title=study.title or study.name, study=about)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     if failed:
         count = f"{len(failed)} of {len(planned)} runs failed"
+        count += "; the others are done" if len(failed) < len(planned) else ""
         reasons = "\n".join(f"{run_id}: {reason}" for run_id, reason in failed.items())
-        raise RunError(f"{count}; the others are done\n{reasons}", where=str(folder))
+        raise RunError(f"{count}\n{reasons}", where=str(folder))
+
+
+def read_study(folder: Path) -> dict[str, Any] | None:
+    """What a study's folder says of itself; None where it is no study's."""
+    if not (folder / "study.json").is_file():
+        return None
+    about = read_json(folder / "study.json")
+    if not isinstance(about, dict):
+        raise RunError("this should hold a JSON object", where=str(folder / "study.json"), mend="remove the file")
+    return about
 
 
 def _check_folder(study: StudyConfig, folder: Path) -> None:
-    if (folder / "study.json").exists():
-        owner = read_json(folder / "study.json").get("name")
-        if owner != study.name:
-            mend = "choose another folder with --out"
-            raise RunError(f"this folder belongs to the study {owner!r}", where=str(folder), mend=mend)
+    """A study has a folder of its own: nothing that is there already is written over."""
+    mend = "choose another folder with --out"
+    about = read_study(folder)
+    if about is not None and about.get("name") != study.name:
+        raise RunError(f"this folder belongs to the study {about.get('name')!r}", where=str(folder), mend=mend)
+    if about is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError("this is not empty, and no study's folder", where=str(folder), mend=mend)
 
 
 def _plan_table(planned: list[PlannedRun]) -> Table:
     axes = list(planned[0].labels) if planned else []
-    table = Table(*axes, "seeds", "run", box=None, header_style="bold")
+    table = Table(*(escape(axis) for axis in axes), "seeds", "run", box=None, header_style="bold")
     cells: dict[str, list[PlannedRun]] = {}
     for run_ in planned:
         cells.setdefault(run_.config.without_seed().hash, []).append(run_)
     for runs in cells.values():
         seeds = ", ".join(str(r.config.seed) for r in runs)
-        table.add_row(*(runs[0].labels[a] for a in axes), seeds, runs[0].config.run_id)
+        table.add_row(*(Text(runs[0].labels[a]) for a in axes), seeds, runs[0].config.run_id)
     return table
 
 
 def _print_estimate(
-    planned: list[PlannedRun], folder: Path, data_root: str | None, device: str | None, workers: int
+    study: StudyConfig, planned: list[PlannedRun], folder: Path, data_root: str | None, device: str | None, workers: int
 ) -> None:
-    from steppe.studies import estimate_runs
+    from steppe.studies import estimate_runs, is_complete, threads_for
 
-    finished = [
-        p
-        for p in planned
-        if (folder / p.config.run_id / "summary.json").exists() and Run(folder / p.config.run_id).finished
-    ]
-    todo = [p for p in planned if p not in finished]
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    estimates = estimate_runs(todo, data_root=data_root, device=device, threads=threads)
+    todo = [p for p in planned if not is_complete(folder, p, study)]
+    estimates = estimate_runs(todo, data_root=data_root, device=device, threads=threads_for(workers))
     table = Table("run", "gradient evaluations", "TFLOP", "seconds", box=None, header_style="bold")
     for run_, guess in zip(todo, estimates, strict=True):
         numbers = (f"{guess.gradient_evaluations:,.0f}", f"{guess.flops / 1e12:,.2f}", f"{guess.time_s:,.1f}")
-        table.add_row(run_.config.run_id, *numbers)
+        table.add_row(run_.config.run_id, *(("–", "–", Text(guess.problem)) if guess.problem else numbers))
     console.print(table)
-    total_s = sum(e.time_s for e in estimates)
+    times = [e.time_s for e in estimates]
     console.print(
-        f"{len(todo)} runs to do, {len(finished)} finished before; "
+        f"{len(todo)} runs to do, {len(planned) - len(todo)} finished before; "
         f"{sum(e.gradient_evaluations for e in estimates):,.0f} gradient evaluations, "
         f"{sum(e.flops for e in estimates) / 1e12:,.1f} TFLOP, "
-        f"about {total_s / workers:,.0f} s of training with {workers} worker(s) on this machine",
+        f"about {max([sum(times) / workers, *times]):,.0f} s of training with {workers} worker(s) on this machine",
         soft_wrap=True,
     )

@@ -24,6 +24,9 @@ def train(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")
     ] = None,
+    captured: Annotated[
+        bool, typer.Option("--captured", help="on CUDA: compile the step and record it as a graph (experimental)")
+    ] = False,
     *,
     overrides: dict[str, Any],
 ) -> None:
@@ -40,6 +43,7 @@ def train(
             out,
             data_root=data_root,
             device=device,
+            captured=captured,
             observer=TrainingProgress(bar),
             progress=ReadingProgress(bar),
         )

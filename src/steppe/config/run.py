@@ -33,6 +33,8 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
     "sgd": {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9},
     "adam": {"lr": 1e-3, "weight_decay": 0.0},
     "adamw": {"lr": 1e-3, "weight_decay": 0.05},
+    "rmsprop": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9},
+    "lamb": {"lr": 5e-3, "weight_decay": 0.02},
 }
 """Likewise for the base optimizers."""
 
@@ -51,6 +53,13 @@ class DataConfig(Section):
     test_fraction: float = Field(0.2, gt=0, lt=1, description="share kept for the test where the source has none")
     split_seed: int = Field(0, ge=0, description="seed of the splits; runs that differ only in `seed` share them")
     image_size: int | None = Field(None, ge=4, le=1024, description="side in pixels; default: the data's own")
+    stored_size: int | None = Field(
+        None, ge=4, le=2048, description="image folders: side the images are kept at; default: image_size"
+    )
+    fraction: float | None = Field(
+        None, gt=0, le=1, description="learn from this share of each class's training images; shares are nested"
+    )
+    variance: float | None = Field(None, ge=0, description="2-D toys: variance of the noise; default: 1")
     odd_images: Literal["refuse", "convert"] = Field(
         "refuse", description="what to do with images that are not 8-bit RGB or grey (16-bit, CMYK, palette, alpha)"
     )
@@ -60,8 +69,37 @@ class ModelConfig(Section):
     """The network."""
 
     name: str = Field("vit_tiny_p2", min_length=1, description="model: a name from `steppe models`, or any timm name")
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate")
+    mode: Literal["scratch", "finetune", "frozen", "last_n_blocks"] | None = Field(
+        None, description="scratch, finetune (all of it), frozen (the head alone), last_n_blocks; default: scratch"
+    )
+    weights: str | None = Field(
+        None, min_length=1, description="where finetuning begins: a weights file, a run folder, timm:NAME, hf-hub:NAME"
+    )
+    last_blocks: int | None = Field(None, gt=0, description="last_n_blocks: how many blocks are trained with the head")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate before the head")
+    block_dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout after each dense layer of a transformer or mixer, or inside a WRN block"
+    )
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic-depth rate")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scratch_is_off(cls, values: Any) -> Any:
+        """Training from scratch is the absence of a mode, so that saying it does not rename a run."""
+        if isinstance(values, Mapping) and values.get("mode") == "scratch":
+            return {**values, "mode": None}
+        return values
+
+    @model_validator(mode="after")
+    def _mode_has_what_it_needs(self) -> Self:
+        if self.mode is None and self.weights is not None:
+            raise ValueError("weights are given but mode is scratch; set mode to finetune, frozen or last_n_blocks")
+        if self.mode is not None and self.weights is None:
+            raise ValueError(f"mode {self.mode!r} begins from trained weights; give weights")
+        if (self.mode == "last_n_blocks") != (self.last_blocks is not None):
+            raise ValueError("mode 'last_n_blocks' and last_blocks go together; give both or neither")
+        return self
 
 
 class MinimizerConfig(Section):
@@ -70,7 +108,9 @@ class MinimizerConfig(Section):
     name: Literal["base", "sam", "asam", "looksam", "esam", "msam", "gsam", "fsam", "samon", "aesam"] = Field(
         "base", description="base (the optimizer alone), sam, asam, or a relative: `steppe minimizers` lists them"
     )
-    rho: float | None = Field(None, ge=0, description="radius of the perturbation; default: 0.05 for sam, 0.5 for asam")
+    rho: float | None = Field(
+        None, ge=0, description="radius of the perturbation; default: 0.05; 0.5 for asam and samon, 3 for msam"
+    )
     eta: float | None = Field(None, ge=0, description="asam: added to |w| in its scaling; default: 0.01")
     scaling: Literal["weights", "all", "layer"] | None = Field(
         None, description="asam: what its scaling acts on, weights, all or layer; default: weights, as the authors'"
@@ -81,6 +121,9 @@ class MinimizerConfig(Section):
     gamma: float | None = Field(None, gt=0, le=1, description="esam: share of examples kept; default: 0.5")
     sigma: float | None = Field(None, ge=0, description="fsam: share of the average taken off; default: 1")
     lam: float | None = Field(None, ge=0, lt=1, description="fsam: decay of the average gradient; default: 0.6")
+    rho_final: float | None = Field(
+        None, ge=0, le=1, description="rho falls along a cosine to this share of itself; default: it stays"
+    )
     ascent_fraction: float | None = Field(
         None, gt=0, le=1, description="take the first gradient on this share of the batch; default: all of it"
     )
@@ -103,8 +146,10 @@ class MinimizerConfig(Section):
             raise ValueError("sharp_every and sharp_last are two schedules; give one")
         no_first_pass = {"base": self._SHARP_ONLY, "msam": ("ascent_fraction", "m", "replay_rng")}
         for key in no_first_pass.get(self.name, ()):
-            if getattr(self, key):
+            if getattr(self, key) not in (None, False):
                 raise ValueError(f"{key} means nothing to {self.name!r}: it has no second pass")
+        if self.name == "gsam" and self.rho_final is not None:
+            raise ValueError("gsam's rho follows the learning rate by itself")
         if self.name in ("looksam", "aesam") and (self.sharp_every or self.sharp_last):
             raise ValueError(f"{self.name!r} decides by itself which steps are sharp")
         if self.m and self.name not in ("sam", "asam", "samon"):
@@ -113,7 +158,7 @@ class MinimizerConfig(Section):
             raise ValueError("m and ascent_fraction both divide the batch; give one")
         return self
 
-    _SHARP_ONLY: ClassVar = ("ascent_fraction", "m", "sharp_every", "sharp_last", "replay_rng")
+    _SHARP_ONLY: ClassVar = ("rho_final", "ascent_fraction", "m", "sharp_every", "sharp_last", "replay_rng")
 
     @property
     def expected_gradients(self) -> float:
@@ -130,10 +175,16 @@ class MinimizerConfig(Section):
 class OptimizerConfig(Section):
     """The base optimizer, which the minimizer wraps."""
 
-    name: Literal["sgd", "adam", "adamw"] = Field("adamw", description="sgd, adam or adamw")
-    lr: float | None = Field(None, gt=0, description="peak learning rate; default: 0.1 for sgd, 0.001 for the others")
-    weight_decay: float | None = Field(None, ge=0, description="default: 0.0005 for sgd, 0 for adam, 0.05 for adamw")
-    momentum: float | None = Field(None, ge=0, lt=1, description="sgd only; default: 0.9")
+    name: Literal["sgd", "adam", "adamw", "rmsprop", "lamb"] = Field(
+        "adamw", description="sgd, adam, adamw, rmsprop or lamb"
+    )
+    lr: float | None = Field(
+        None, gt=0, description="peak learning rate; default: 0.1 for sgd, 0.005 for lamb, else 0.001"
+    )
+    weight_decay: float | None = Field(
+        None, ge=0, description="default: 0.0005 for sgd, 0.05 for adamw, 0.02 for lamb, else 0"
+    )
+    momentum: float | None = Field(None, ge=0, lt=1, description="sgd and rmsprop; default: 0.9")
 
     @model_validator(mode="before")
     @classmethod
@@ -159,17 +210,51 @@ class ScheduleConfig(Section):
 
 
 class AugmentConfig(Section):
-    """Random changes of the training images."""
+    """Random changes of the training images, in the order of the keys."""
 
     crop_padding: int = Field(0, ge=0, le=64, description="pad by so many pixels, then crop back at a random place")
+    resized_crop: float | None = Field(
+        None, gt=0, le=1, description="Inception-style crop: smallest share of the area, such as 0.08; default: off"
+    )
     flip: bool = Field(False, description="mirror half of the images")
+    autoaugment: Literal["cifar10", "imagenet"] | None = Field(
+        None, description="AutoAugment policy, cifar10 or imagenet; default: off"
+    )
+    randaugment: int = Field(0, ge=0, le=8, description="RandAugment: operations on each image; 0 is off")
+    randaugment_magnitude: int | None = Field(
+        None, ge=0, le=30, description="RandAugment: strength on the paper's scale; default: 9"
+    )
+    cutout: int = Field(0, ge=0, description="blank a square of so many pixels a side")
+    mixup: float = Field(0.0, ge=0, description="mix pairs of images, share drawn from Beta(a, a); 0 is off")
+    cutmix: float = Field(0.0, ge=0, description="paste a box of another image, area from Beta(a, a); 0 is off")
+    mixup_probability: float | None = Field(
+        None, gt=0, le=1, description="share of the batches that mixup or cutmix touch; default: all"
+    )
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.randaugment_magnitude is not None and not self.randaugment:
+            raise ValueError("randaugment_magnitude means nothing without randaugment, its number of operations")
+        if self.mixup_probability is not None and not (self.mixup or self.cutmix):
+            raise ValueError("mixup_probability means nothing without mixup or cutmix")
+        if self.crop_padding and self.resized_crop:
+            raise ValueError("crop_padding and resized_crop are two ways to crop; give one")
+        if self.randaugment and self.autoaugment:
+            raise ValueError("randaugment and autoaugment are two policies; give one")
+        return self
+
+    @property
+    def mixes(self) -> bool:
+        """Whether targets are probabilities, (B, classes), instead of labels."""
+        return self.mixup > 0 or self.cutmix > 0
 
 
 class BudgetConfig(Section):
     """What the run may spend: one of the keys. Default: 20 epochs."""
 
-    epochs: int | None = Field(None, gt=0, description="passes over the training images")
-    gradient_evaluations: int | None = Field(None, gt=0, description="batch gradients; a SAM step costs two")
+    epochs: int | None = Field(None, gt=0, le=10**6, description="passes over the training images; default: 20")
+    gradient_evaluations: int | None = Field(None, gt=0, le=10**12, description="batch gradients; a SAM step costs two")
+    seconds: float | None = Field(None, gt=0, description="seconds of training, without compiling and evaluating")
 
     @model_validator(mode="before")
     @classmethod
@@ -190,8 +275,12 @@ class RunConfig(Section):
     """One training, from one configuration and one seed."""
 
     seed: int = Field(0, ge=0, lt=2**31, description="seed of the weights, the order of the images and dropout")
-    batch_size: int = Field(64, gt=0, description="images per step")
+    batch_size: int = Field(64, gt=0, le=10**6, description="images per step")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="float32, or bfloat16 autocast")
+    accumulate: int | None = Field(None, gt=0, description="compute a batch in so many parts: same update, less memory")
+    ema: float | None = Field(None, gt=0, lt=1, description="decay of an average of the weights to evaluate and keep")
+    patience: int | None = Field(None, gt=0, description="stop after so many epochs without a better validation loss")
+    sigmoid_loss: bool = Field(False, description="a sigmoid for every class instead of a softmax")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
     clip_norm: float | None = Field(None, gt=0, description="clip the norm of the final gradient; default: off")
     data: DataConfig = DataConfig()

@@ -30,7 +30,9 @@ class StudyConfig(Section):
     of the axes. A variant may also set `seeds` for its own runs.
     """
 
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$", description="the study's name")
+    name: str = Field(
+        min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80, description="the study's name"
+    )
     title: str = Field("", description="one line for the report")
     question: str = Field("", description="what the study asks")
     seeds: list[int] = Field([0], min_length=1, description="seeds of every cell")

@@ -22,9 +22,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError("there is no such file", where=str(path), mend="check the path") from None
-    except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file cannot be read as text: {error}", where=str(path)) from None
-    except tomllib.TOMLDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file cannot be read as text: {error}", where=str(path)[:200]) from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"this is not valid TOML: {error}", where=str(path)) from None
 
 
@@ -71,7 +71,8 @@ def parse(model: type[Model], values: Mapping[str, Any], *, where: str) -> Model
     except ValidationError as error:
         findings = [_explain(model, finding) for finding in error.errors()]
     what = findings[0] if len(findings) == 1 else "\n".join(["the configuration is not right:", *findings])
-    raise ConfigError(what, where=where, mend="`steppe train --help` explains every key")
+    helps = "`steppe train --help` explains every key"
+    raise ConfigError(what, where=where, mend=helps if issubclass(model, RunConfig) else None)
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:

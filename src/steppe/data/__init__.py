@@ -1,21 +1,54 @@
-"""Data: sources, splits, and the device-resident loader."""
+"""Data: sources, splits, the loader and what it does to a batch, corruptions, and the sets that are only tested on."""
 
-from steppe.data.dataset import Dataset, Source, Split, divide
-from steppe.data.loader import Loader, Normalise, augment, in_order
+from steppe.data.augment import Augment, Draws, Normalise
+from steppe.data.corruptions import CORRUPTIONS, corrupt
+from steppe.data.dataset import Dataset, Source, Split, divide, take_fraction
+from steppe.data.evaluation import (
+    VARIANTS,
+    Variant,
+    corrupted_in_order,
+    find_corrupted,
+    load_variant,
+    read_corrupted,
+)
+from steppe.data.folder import Keeping
+from steppe.data.loader import Loader, in_order, stream
 from steppe.data.sources import DATASETS, data_root, find_named, load, read_npz
+from steppe.data.storage import Files, Mapped, Progress, Store, cache_folder, map_files
+from steppe.data.toys import TOYS, make_toy
 
 __all__ = [
+    "CORRUPTIONS",
     "DATASETS",
+    "TOYS",
+    "VARIANTS",
+    "Augment",
     "Dataset",
+    "Draws",
+    "Files",
+    "Keeping",
     "Loader",
+    "Mapped",
     "Normalise",
+    "Progress",
     "Source",
     "Split",
-    "augment",
+    "Store",
+    "Variant",
+    "cache_folder",
+    "corrupt",
+    "corrupted_in_order",
     "data_root",
     "divide",
+    "find_corrupted",
     "find_named",
     "in_order",
     "load",
+    "load_variant",
+    "make_toy",
+    "map_files",
+    "read_corrupted",
     "read_npz",
+    "stream",
+    "take_fraction",
 ]

@@ -1,4 +1,4 @@
-"""What a data set is here: three splits of uint8 images, and how they are cut from what a source gives."""
+"""What a data set is here: three splits of images, and how they are cut from what a source gives."""
 
 from __future__ import annotations
 
@@ -8,28 +8,65 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from steppe.config import DataConfig
+from steppe.config import DataConfig, derive_seed
+from steppe.data.storage import Store
 from steppe.errors import DataError
+
+SAMPLE = 8192
+"""Of images that are not in memory, so many are read for the statistics."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images (N, C, H, W) as uint8, and their labels (N,) as int64."""
+    """Images (N, C, H, W) and their labels (N,) as int64.
 
-    images: torch.Tensor
+    Images are uint8 in memory, or in a `Store` on the disk that gives them by number; a split of a store holds `rows`,
+    which of the store's images are its own. The 2-D toys are floats, (N, 2, 1, 1).
+    """
+
+    store: torch.Tensor | Store
     labels: torch.Tensor
+    rows: torch.Tensor | None = None
 
     def __len__(self) -> int:
         """The number of images."""
         return len(self.labels)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image as it is kept."""
+        _, channels, height, width = self.store.shape
+        return channels, height, width
+
+    @property
+    def images(self) -> torch.Tensor:
+        """All images in memory: those of a store are read."""
+        if isinstance(self.store, torch.Tensor):
+            return self.store
+        return self.pick(np.arange(len(self)))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the images are a tensor, and not on the disk."""
+        return isinstance(self.store, torch.Tensor)
+
+    def pick(self, indices: np.ndarray | torch.Tensor | slice) -> torch.Tensor:
+        """The images at `indices`, as they are kept."""
+        if isinstance(self.store, torch.Tensor):
+            return self.store[indices]
+        assert self.rows is not None
+        return self.store.fetch(self.rows[indices].numpy())
+
     def take(self, indices: np.ndarray | torch.Tensor) -> Split:
-        """The images at `indices`, in that order."""
+        """The split of the images at `indices`, in that order; nothing is read from the disk."""
         picked = torch.as_tensor(indices)
-        return Split(self.images[picked], self.labels[picked])
+        if isinstance(self.store, torch.Tensor):
+            return Split(self.store[picked], self.labels[picked])
+        assert self.rows is not None
+        return Split(self.store, self.labels[picked], self.rows[picked])
 
     def to(self, device: torch.device | str) -> Split:
-        """The same split on `device`."""
+        """The same split on `device`, images and all."""
         return Split(self.images.to(device), self.labels.to(device))
 
 
@@ -45,7 +82,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A divided data set. The test split is for one look, at the very end."""
+    """A divided data set. The test split is for one look, at the very end.
+
+    Images are kept at the resolution of the source and brought to `size` batch by batch.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -55,16 +95,17 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     fingerprint: str
+    size: int | None = None
 
     @property
     def image_size(self) -> int:
-        """The side of the square images, in pixels."""
-        return self.train.images.shape[-1]
+        """The side of the square images a model sees, in pixels."""
+        return self.size or self.train.shape[-1]
 
     @property
     def channels(self) -> int:
         """1 for grey images, 3 for colour."""
-        return self.train.images.shape[1]
+        return self.train.shape[0]
 
     def describe(self) -> dict[str, object]:
         """What `data.json` of a run folder says."""
@@ -88,8 +129,11 @@ def divide(source: Source, config: DataConfig) -> Dataset:
         train, test = stratify(train, config.test_fraction, rng, source.classes)
     if val is None:
         train, val = stratify(train, config.val_fraction, rng, source.classes)
-    mean, std = _statistics(train.images)
-    return Dataset(config.name, source.classes, train, val, test, mean, std, _fingerprint(train, val, test))
+    if config.fraction is not None:
+        train = take_fraction(train, config.fraction, config.split_seed)
+    mean, std = _statistics(train)
+    size = None if config.image_size == train.shape[-1] else config.image_size
+    return Dataset(config.name, source.classes, train, val, test, mean, std, _fingerprint(train, val, test), size)
 
 
 def stratify(split: Split, fraction: float, rng: np.random.Generator, classes: tuple[str, ...]) -> tuple[Split, Split]:
@@ -107,8 +151,30 @@ def stratify(split: Split, fraction: float, rng: np.random.Generator, classes: t
     return split.take(np.sort(np.concatenate(rest))), split.take(np.sort(np.concatenate(part)))
 
 
-def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, from its histogram: exact, and small in memory."""
+def take_fraction(split: Split, fraction: float, seed: int) -> Split:
+    """Keep `fraction` of every class, at least one image; a smaller fraction's images are among a larger one's."""
+    labels = split.labels.numpy()
+    kept = []
+    for label in np.unique(labels):
+        rng = np.random.default_rng(derive_seed(seed, "fraction", int(label)))
+        members = rng.permutation(np.flatnonzero(labels == label))
+        kept.append(members[: max(1, round(fraction * len(members)))])
+    return split.take(np.sort(np.concatenate(kept)))
+
+
+def _statistics(split: Split) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, from its histogram: exact, and small in memory.
+
+    Of images on the disk, an evenly spaced sample is read.
+    """
+    if split.in_memory or len(split) <= SAMPLE:
+        images = split.images
+    else:
+        images = split.pick(np.linspace(0, len(split) - 1, SAMPLE).astype(np.int64))
+    if images.is_floating_point():
+        flat = images.double().transpose(0, 1).flatten(1)
+        spread = flat.std(1, correction=0).clamp_min(1e-3)
+        return tuple(flat.mean(1).tolist()), tuple(spread.tolist())
     values = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
     for channel in range(images.shape[1]):
@@ -123,7 +189,12 @@ def _statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, .
 def _fingerprint(*splits: Split) -> str:
     digest = hashlib.sha256()
     for split in splits:
-        digest.update(str(tuple(split.images.shape)).encode())
-        digest.update(split.images.contiguous().numpy().data)
+        if isinstance(split.store, torch.Tensor):
+            digest.update(str(tuple(split.store.shape)).encode())
+            digest.update(split.store.contiguous().numpy().data)
+        else:
+            assert split.rows is not None
+            digest.update(split.store.fingerprint.encode())
+            digest.update(split.rows.contiguous().numpy().data)
         digest.update(split.labels.contiguous().numpy().data)
     return digest.hexdigest()[:16]

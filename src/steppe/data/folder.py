@@ -2,59 +2,144 @@
 
 from __future__ import annotations
 
-import warnings
+import os
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
 from steppe.data.dataset import Source, Split
+from steppe.data.storage import Files, Progress, Store, cache_folder, map_files
 from steppe.errors import DataError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-PLAIN_MODES = {"L", "RGB"}
+PROBED = 1000
+
+Storage = Literal["auto", "memory", "cache", "stream"]
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How the images of a folder are kept: a question of the machine, not of the run.
+
+    Args:
+        storage: "memory"; "cache", decoded once into a memory-mapped file; "stream", decoded for each batch;
+            "auto": in memory up to `memory_limit`, else in the cache.
+        memory_limit: in bytes; by default a third of the machine's memory.
+        cache: folder of the caches; see `cache_folder`.
+    """
+
+    storage: Storage = "auto"
+    memory_limit: int | None = None
+    cache: Path | None = None
+
+    def keep(self, files: Files, progress: Progress | None) -> torch.Tensor | Store:
+        """Bring the images where they are to be kept."""
+        storage = self.storage
+        if storage == "auto":
+            limit = self.memory_limit or _machine_memory() // 3
+            storage = "memory" if np.prod(files.shape) <= limit else "cache"
+        if storage == "stream":
+            return files
+        if storage == "cache":
+            return map_files(files, cache_folder(self.cache), progress)
+        out = np.empty(files.shape, np.uint8)
+        files.decode_all(out, progress)
+        return torch.from_numpy(out)
+
+
+def _machine_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not every system tells
+        return 24 * 2**30
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An image of a folder, before it is read."""
+
+    split: str
+    label: int
+    path: Path
 
 
 def read_image_folder(
-    path: Path, image_size: int | None, odd_images: str, progress: Callable[[str, int, int], None] | None = None
+    path: Path,
+    image_size: int | None,
+    odd_images: str,
+    progress: Progress | None = None,
+    *,
+    stored_size: int | None = None,
+    keeping: Keeping | None = None,
 ) -> Source:
-    """Read every image under `path`, as colour, scaled so that its middle square has `image_size` pixels a side.
+    """Read every image under `path`, as colour: its middle square, never scaled up.
 
     Args:
         path: the folder.
-        image_size: the side; None keeps the images' own where all share one square size.
+        image_size: the side a model is to see; None takes the images' own where all share one square size.
         odd_images: "refuse" or "convert" images that are not 8-bit RGB or grey.
         progress: told how far the reading is.
+        stored_size: the side that is kept; by default `image_size`.
+        keeping: where the images are kept.
     """
     splits = _find_splits(path)
     classes = _class_names(splits)
-    files: list[tuple[str, int, Path]] = []
+    listed: list[Listed] = []
     for split, folder in splits.items():
         for label, name in enumerate(classes):
-            members = _images_in(folder / name)
+            members = images_in(folder / name)
             if not members:
                 mend = f"add images ({', '.join(sorted(SUFFIXES))}) or remove the folder"
                 raise DataError(f"class {name!r} has no images", where=str(folder / name), mend=mend)
-            files += [(split, label, file) for file in members]
-    size = image_size or _common_size([file for _, _, file in files], path)
-    images = _decode_all([file for _, _, file in files], size, odd_images, path, progress)
-    labels = torch.tensor([label for _, label, _ in files])
-    owner = np.array([split for split, _, _ in files])
-    parts = {
-        split: Split(images[torch.from_numpy(owner == split)], labels[torch.from_numpy(owner == split)])
-        for split in splits
-    }
+            listed += [Listed(split, label, file) for file in members]
+    return read_listed(path, classes, listed, stored_size or image_size, odd_images, progress, keeping or Keeping())
+
+
+def read_listed(
+    path: Path,
+    classes: tuple[str, ...],
+    listed: list[Listed],
+    size: int | None,
+    odd_images: str,
+    progress: Progress | None,
+    keeping: Keeping,
+) -> Source:
+    """Read images of which split and label are known; those of one split stand together."""
+    paths = tuple(one.path for one in listed)
+    files = Files(path, paths, _stored_side(paths, size, path), odd_images)
+    store = keeping.keep(files, progress)
+    labels = torch.tensor([one.label for one in listed])
+    parts: dict[str, Split] = {}
+    start = 0
+    for split, count in Counter(one.split for one in listed).items():
+        mine = slice(start, start + count)
+        if isinstance(store, torch.Tensor):
+            parts[split] = Split(store[mine], labels[mine])
+        else:
+            parts[split] = Split(store, labels[mine], torch.arange(mine.start, mine.stop))
+        start += count
     return Source(classes, parts["train"], parts.get("val"), parts.get("test"))
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Every image file in a folder and below, in the order of their names."""
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+
+
+def folders_in(path: Path) -> list[Path]:
+    """The folders in a folder that are not hidden, in the order of their names."""
+    return sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
 def _find_splits(path: Path) -> dict[str, Path]:
     named: dict[str, Path] = {}
-    for child in _folders_in(path):
+    for child in folders_in(path):
         split = SPLITS.get(child.name.lower())
         if split in named:
             raise DataError(f"both {named[split].name!r} and {child.name!r} are there", where=str(path))
@@ -64,11 +149,11 @@ def _find_splits(path: Path) -> dict[str, Path]:
         return {"train": path}
     if "train" not in named:
         raise DataError(f"there is {', '.join(named)} but no train folder", where=str(path))
-    return named
+    return {split: named[split] for split in ("train", "val", "test") if split in named}
 
 
 def _class_names(splits: dict[str, Path]) -> tuple[str, ...]:
-    names = {split: sorted(child.name for child in _folders_in(folder)) for split, folder in splits.items()}
+    names = {split: [child.name for child in folders_in(folder)] for split, folder in splits.items()}
     train = names["train"]
     where = str(splits["train"])
     if len(train) < 2:
@@ -82,86 +167,21 @@ def _class_names(splits: dict[str, Path]) -> tuple[str, ...]:
     return tuple(train)
 
 
-def _folders_in(path: Path) -> list[Path]:
-    return [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")]
-
-
-def _images_in(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-
-
-def _common_size(files: list[Path], path: Path) -> int:
+def _stored_side(files: tuple[Path, ...], size: int | None, path: Path) -> int:
+    """The side to keep: `size`, but no more than the images have; without it their own, where all share one."""
+    probed = files if size is None else files[:: max(1, len(files) // PROBED)]
     sizes: Counter[tuple[int, int]] = Counter()
-    for file in files:
+    for file in probed:
         try:
             with Image.open(file) as image:
                 sizes[image.size] += 1
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
-            continue  # the decoding below tells about every damaged file at once
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+            continue  # the decoding later tells about every damaged file at once
+    sides = sorted(min(s) for s in sizes.elements())
+    if size is not None:
+        return min([size, *sides[-1:]])
     if len(sizes) == 1 and len({*next(iter(sizes))}) == 1:
-        return next(iter(sizes))[0]
-    common = sorted(min(s) for s in sizes.elements())
-    middle = common[len(common) // 2] if common else 32
+        return sides[0]
+    middle = sides[len(sides) // 2] if sides else 32
     mend = f"say which side to scale to, for example --image-size {min(224, max(16, middle // 16 * 16))}"
     raise DataError(f"the images come in {len(sizes)} sizes, or are not square", where=str(path), mend=mend)
-
-
-def _decode_all(
-    files: list[Path],
-    size: int,
-    odd_images: str,
-    path: Path,
-    progress: Callable[[str, int, int], None] | None,
-) -> torch.Tensor:
-    out = np.empty((len(files), size, size, 3), np.uint8)
-    damaged: list[str] = []
-    odd: list[str] = []
-    with ThreadPoolExecutor() as pool, warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        for index, (file, result) in enumerate(zip(files, pool.map(lambda f: _decode(f, size), files), strict=True)):
-            if progress and index % 100 == 0:
-                progress("reading images", index, len(files))
-            array, mode, problem = result
-            name = str(file.relative_to(path))
-            if array is None:
-                damaged.append(f"{name} ({problem})")
-            else:
-                out[index] = array
-                if mode not in PLAIN_MODES:
-                    odd.append(f"{name} ({mode})")
-    if damaged:
-        mend = "replace or remove these files"
-        raise DataError(f"{len(damaged)} image(s) cannot be read: {_few(damaged)}", where=str(path), mend=mend)
-    if odd and odd_images == "refuse":
-        mend = "convert them, or let steppe do it: --odd-images convert (16-bit is scaled to 8, alpha is dropped)"
-        what = f"{len(odd)} image(s) are not 8-bit RGB or grey: {_few(odd)}"
-        raise DataError(what, where=str(path), mend=mend)
-    return torch.from_numpy(out.transpose(0, 3, 1, 2).copy())
-
-
-def _decode(file: Path, size: int) -> tuple[np.ndarray | None, str, str]:
-    """Give (pixels or None, PIL's mode, what went wrong)."""
-    try:
-        with Image.open(file) as opened:
-            mode = opened.mode
-            opened.load()
-            image: Image.Image = opened
-            if mode.startswith("I;16") or mode == "I":
-                image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-            elif mode == "F":
-                return None, mode, "floating-point pixels"
-            elif mode == "P":
-                image = image.convert("RGBA")
-            image = image.convert("RGB")
-            side = min(image.size)
-            left, top = (image.width - side) // 2, (image.height - side) // 2
-            box = (left, top, left + side, top + side)
-            return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box)), mode, ""
-    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        return None, "", str(error).split(str(file))[0].strip(" '\"") or type(error).__name__
-    except Image.DecompressionBombWarning as error:
-        return None, "", str(error)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,10 +1,12 @@
-"""Where data comes from: embedded digits, torchvision's sets, `.npz` arrays, and folders of images."""
+"""Where data comes from: embedded digits, 2-D toys, torchvision's sets, `.npz` arrays, and folders of images."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +15,70 @@ import torch
 
 from steppe.config import DataConfig
 from steppe.data.dataset import Dataset, Source, Split, divide
-from steppe.data.folder import read_image_folder
+from steppe.data.folder import Keeping, Listed, folders_in, images_in, read_image_folder, read_listed
+from steppe.data.names import CLASS_NAMES
+from steppe.data.storage import Progress as Progress
+from steppe.data.toys import TOYS, read_toy
 from steppe.errors import ConfigError, DataError, unknown_name
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much is done, and how much there is."""
+PHOTO_SIZE = 224
+"""Sets of photographs in many sizes are seen at this side unless `image_size` says another."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """A data set with a name: what it is, and torchvision's class for it where there is one."""
+    """A data set with a name: what it is, torchvision's class for it, and what to put where without a network."""
 
     about: str
     torchvision: str | None = None
+    bring: str = ""
+    photographs: bool = False
 
 
 DATASETS: dict[str, Named] = {
     "digits": Named("1,797 handwritten digits, 8×8 grey, 10 classes; comes with scikit-learn"),
-    "cifar10": Named("60,000 photographs, 32×32 colour, 10 classes", "CIFAR10"),
-    "cifar100": Named("60,000 photographs, 32×32 colour, 100 classes", "CIFAR100"),
-    "mnist": Named("70,000 handwritten digits, 28×28 grey, 10 classes", "MNIST"),
-    "fashion_mnist": Named("70,000 articles of clothing, 28×28 grey, 10 classes", "FashionMNIST"),
+    "cifar10": Named(
+        "60,000 photographs, 32×32 colour, 10 classes",
+        "CIFAR10",
+        "cifar-10-batches-py/ (unpacked from https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz)",
+    ),
+    "cifar100": Named(
+        "60,000 photographs, 32×32 colour, 100 classes",
+        "CIFAR100",
+        "cifar-100-python/ (unpacked from https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz)",
+    ),
+    "mnist": Named(
+        "70,000 handwritten digits, 28×28 grey, 10 classes",
+        "MNIST",
+        "MNIST/raw/ with {train,t10k}-{images-idx3,labels-idx1}-ubyte",
+    ),
+    "fashion_mnist": Named(
+        "70,000 articles of clothing, 28×28 grey, 10 classes",
+        "FashionMNIST",
+        "FashionMNIST/raw/ with {train,t10k}-{images-idx3,labels-idx1}-ubyte",
+    ),
+    "flowers102": Named(
+        "8,189 photographs of flowers, 102 classes",
+        "Flowers102",
+        "flowers-102/ with jpg/, imagelabels.mat and setid.mat (https://www.robots.ox.ac.uk/~vgg/data/flowers/102/), "
+        "or flowers102/{train,val,test}/CLASS/*.jpg",
+        photographs=True,
+    ),
+    "pets": Named(
+        "7,349 photographs of cats and dogs, 37 breeds",
+        "OxfordIIITPet",
+        "oxford-iiit-pet/ with images/ and annotations/ (https://www.robots.ox.ac.uk/~vgg/data/pets/), "
+        "or pets/{train,test}/CLASS/*.jpg",
+        photographs=True,
+    ),
+    "imagenet": Named(
+        "1,281,167 photographs, 1,000 classes; never downloaded",
+        None,
+        "imagenet/{train,val}/n01440764/*.JPEG and so on, one folder a class (https://image-net.org/download); "
+        "val is the test set, steppe carves its validation set from train",
+        photographs=True,
+    ),
+    **{name: Named(about) for name, about in TOYS.items()},
 }
 
 
@@ -46,97 +91,167 @@ def find_named(name: str, root: Path) -> str | None:
     """Say where a named data set lies, or None if it is not under `root`."""
     if name == "digits":
         return "embedded"
+    if name in TOYS:
+        return "generated"
     if (root / f"{name}.npz").is_file():
         return str(root / f"{name}.npz")
-    import torchvision.datasets
-
+    if DATASETS[name].photographs and (root / name / "train").is_dir():
+        return str(root / name)
+    kind = _torchvision_class(name)
+    if kind is None:
+        return None
     try:
-        getattr(torchvision.datasets, DATASETS[name].torchvision or "")(root)
-    except (RuntimeError, OSError):
+        kind(root)
+    except Exception:  # missing, or not what torchvision expects there
         return None
     return str(root)
 
 
-def load(config: DataConfig, root: str | Path | None = None, progress: Progress | None = None) -> Dataset:
+def load(
+    config: DataConfig,
+    root: str | Path | None = None,
+    progress: Progress | None = None,
+    *,
+    keeping: Keeping | None = None,
+) -> Dataset:
     """Read a data set and divide it into train, val and test.
 
     Args:
         config: which one, and how it is divided.
-        root: where named sets live; see `data_root`.
+        root: where named sets live; see `data_root`. NAME.npz and folders NAME there are found by their name, too.
         progress: told how far a slow reading is.
+        keeping: whether the images of a folder are kept in memory, in a memory-mapped cache, or streamed.
 
     Raises:
         ConfigError: the name is neither a known set nor a folder nor a file.
         DataError: the set is missing or damaged.
     """
-    path = Path(config.name).expanduser()
+    try:
+        path = Path(config.name).expanduser()
+    except RuntimeError:  # there is no such user
+        path = Path(config.name)
+    base = data_root(root)
+    if config.variance is not None and config.name not in TOYS:
+        raise ConfigError(
+            "variance belongs to the 2-D toys", where="data.variance", mend=f"name one: {', '.join(TOYS)}"
+        )
     if config.name in DATASETS:
-        source = _read_named(config.name, data_root(root))
-    elif path.suffix == ".npz":
+        source = _read_named(config, base, progress, keeping or Keeping())
+        if DATASETS[config.name].photographs and config.image_size is None and source.train.shape[-1] != PHOTO_SIZE:
+            return divide(source, config.model_copy(update={"image_size": PHOTO_SIZE}))
+        return divide(source, config)
+    if len(path.parts) == 1 and not path.exists():
+        path = next((p for p in (base / f"{path.name}.npz", base / path.name) if p.exists()), path)
+    if path.suffix.lower() == ".npz":
         source = read_npz(path)
     elif path.is_dir():
-        source = read_image_folder(path, config.image_size, config.odd_images, progress)
+        source = _read_folder(path, config, progress, keeping or Keeping())
     elif len(path.parts) > 1:
         raise DataError("there is no such folder or .npz file", where=str(path), mend="check the path")
     else:
         raise unknown_name("data set", config.name, DATASETS, where="data.name", see="steppe data")
-    if config.image_size and config.image_size != source.train.images.shape[-1]:
-        source = _resize(source, config.image_size)
     return divide(source, config)
 
 
-def read_npz(path: Path) -> Source:
-    """Read arrays `x_train, y_train` and, where there are any, `x_val, y_val, x_test, y_test`.
+def read_npz(path: Path, names: tuple[str, ...] | None = None) -> Source:
+    """Read arrays `x_train, y_train` and, where there are any, `x_val, y_val, x_test, y_test`; others are ignored.
 
     Images are uint8, (N, H, W) or (N, H, W, 1 or 3); labels are whole numbers from 0. Pickled objects are refused.
+
+    Args:
+        path: the file.
+        names: what the classes are called, where their number is right.
     """
     where = str(path)
+    wanted = [f"{kind}_{split}" for split in ("train", "val", "test") for kind in "xy"]
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
+            found = list(file.files)
+            arrays = {key: file[key] for key in wanted if key in found}
     except FileNotFoundError:
         raise DataError("there is no such file", where=where, mend="check the path") from None
     except Exception as error:  # zip, zlib, header and pickle troubles all have types of their own
-        raise DataError(f"this is not a readable .npz file: {error}", where=where) from None
+        mend = "write it by numpy.savez, with plain arrays"
+        raise DataError(f"this is not a readable .npz file ({type(error).__name__})", where=where, mend=mend) from None
     splits = {name: _split_of(arrays, name, where) for name in ("train", "val", "test")}
     train = splits["train"]
     if train is None:
-        mend = f"it holds {', '.join(arrays) or 'nothing'}; see `steppe data`"
+        mend = f"it holds {', '.join(found) or 'nothing'}; see `steppe data`"
         raise DataError("the file lacks x_train and y_train", where=where, mend=mend)
-    shapes = {tuple(s.images.shape[1:]) for s in splits.values() if s is not None}
+    shapes = {s.shape for s in splits.values() if s is not None}
     if len(shapes) > 1:
         raise DataError(f"the splits have images of different shapes: {sorted(shapes)}", where=where)
     count = 1 + max(int(s.labels.max()) for s in splits.values() if s is not None)
-    missing = sorted(set(range(count)) - set(train.labels.tolist()))
-    if missing or count < 2:
-        what = f"no training image has label {missing[0]}" if missing else "there is only one class"
+    present = np.unique(train.labels.numpy())
+    if len(present) < count or count < 2:
+        first = int(np.flatnonzero(np.append(present, -1) != np.arange(len(present) + 1))[0])
+        what = f"no training image has label {first}" if count > 1 else "there is only one class"
         raise DataError(what, where=where, mend="number the classes 0, 1, 2 … without gaps, at least two")
-    return Source(tuple(map(str, range(count))), train, splits["val"], splits["test"])
+    if names is None or len(names) != count:
+        names = tuple(map(str, range(count)))
+    return Source(names, train, splits["val"], splits["test"])
 
 
 def _split_of(arrays: dict[str, np.ndarray], name: str, where: str) -> Split | None:
     x, y = arrays.get(f"x_{name}"), arrays.get(f"y_{name}")
-    if x is None or y is None:
+    if x is None and y is None:
         return None
+    if x is None or y is None:
+        raise DataError(f"of x_{name} and y_{name} only one is there", where=where, mend="bring both, or neither")
     if x.ndim == 3:
         x = x[..., None]
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[-1] not in (1, 3) or x.shape[1] != x.shape[2] or not len(x):
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[-1] not in (1, 3) or x.shape[1] != x.shape[2] or not x.size:
         what = f"x_{name} is {x.dtype} of shape {x.shape}"
         raise DataError(what, where=where, mend="images must be uint8, square, (N, H, W) or (N, H, W, 1 or 3)")
     y = y.reshape(-1)
-    if y.dtype.kind not in "iu" or len(y) != len(x) or y.min() < 0:
+    if y.dtype.kind not in "iu" or len(y) != len(x) or y.min() < 0 or y.max() >= 10**6:
         what = f"y_{name} is {y.dtype} of length {len(y)}, with {len(x)} images"
-        raise DataError(what, where=where, mend="labels must be whole numbers from 0, one for each image")
+        raise DataError(
+            what, where=where, mend="labels must be whole numbers from 0, below a million, one for each image"
+        )
     images = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
     return Split(images, torch.from_numpy(y.astype(np.int64)))
 
 
-def _read_named(name: str, root: Path) -> Source:
+def _read_named(config: DataConfig, root: Path, progress: Progress | None, keeping: Keeping) -> Source:
+    name = config.name
     if name == "digits":
         return _read_digits()
+    if name in TOYS:
+        return read_toy(name, config.variance, config.split_seed)
     if (root / f"{name}.npz").is_file():
-        return read_npz(root / f"{name}.npz")
-    return _read_torchvision(name, root)
+        return read_npz(root / f"{name}.npz", CLASS_NAMES.get(name))
+    if DATASETS[name].photographs:
+        config = config.model_copy(update={"image_size": config.image_size or PHOTO_SIZE})
+        if name == "imagenet" and (root / name / "train").is_dir():
+            return _read_imagenet(root / name, config, progress, keeping)
+        if (root / name / "train").is_dir():
+            source = _read_folder(root / name, config, progress, keeping)
+            if source.classes == tuple(f"{number:03d}" for number in range(1, 103)):
+                source = replace(source, classes=tuple(_torchvision_class("flowers102").classes))
+            return source
+    return _read_torchvision(config, root, progress, keeping)
+
+
+def _read_folder(path: Path, config: DataConfig, progress: Progress | None, keeping: Keeping) -> Source:
+    return read_image_folder(
+        path, config.image_size, config.odd_images, progress, stored_size=config.stored_size, keeping=keeping
+    )
+
+
+def _read_imagenet(path: Path, config: DataConfig, progress: Progress | None, keeping: Keeping) -> Source:
+    """Read ImageNet's two folders; what the world calls its validation set is the test set here.
+
+    Some of its files are CMYK, or PNG in disguise: they are converted, as everybody does.
+    """
+    folders = folders_in(path / "train")
+    classes = tuple(folder.name for folder in folders)
+    listed = [Listed("train", k, file) for k, folder in enumerate(folders) for file in images_in(folder)]
+    listed += [Listed("test", k, file) for k, name in enumerate(classes) for file in images_in(path / "val" / name)]
+    if not any(one.split == "test" for one in listed):
+        mend = f"sort its images into class folders: put {DATASETS['imagenet'].bring}"
+        raise DataError("val holds no images of train's classes", where=str(path / "val"), mend=mend)
+    return read_listed(path, classes, listed, config.stored_size or config.image_size, "convert", progress, keeping)
 
 
 def _read_digits() -> Source:
@@ -148,45 +263,58 @@ def _read_digits() -> Source:
     return Source(tuple(map(str, bunch.target_names)), split)
 
 
-def _read_torchvision(name: str, root: Path) -> Source:
-    """Read one of torchvision's sets, which checks its files before it unpickles any; download it if need be."""
+def _torchvision_class(name: str) -> Any:
     import torchvision.datasets
 
-    kind: Any = getattr(torchvision.datasets, DATASETS[name].torchvision or "")
+    return getattr(torchvision.datasets, DATASETS[name].torchvision or "", None)
+
+
+def _read_torchvision(config: DataConfig, root: Path, progress: Progress | None, keeping: Keeping) -> Source:
+    """Read one of torchvision's sets, which checks its files before it unpickles any; download it if need be."""
+    name = config.name
+    kind = _torchvision_class(name)
+    arguments: list[dict[str, Any]] = [{"train": True}, {"train": False}]
+    if DATASETS[name].photographs:
+        arguments = [{"split": s} for s in (("train", "val", "test") if name == "flowers102" else ("trainval", "test"))]
     try:
-        sets = [kind(root, train=train) for train in (True, False)]
+        if kind is None:
+            raise RuntimeError
+        sets = [kind(root, **some) for some in arguments]
     except RuntimeError:
         try:
-            sets = [kind(root, train=train, download=True) for train in (True, False)]
+            if kind is None:
+                raise OSError("it is not for download") from None
+            with _impatient():
+                sets = [kind(root, **some, download=True) for some in arguments]
         except Exception as error:
             raise DataError(
                 f"{name} is not there, and downloading it failed: {str(error) or type(error).__name__}",
                 where=str(root),
-                mend=f"put torchvision's files, or {name}.npz with x_train, y_train, x_test, y_test, into that folder; "
-                "or name another with --data-root or STEPPE_DATA",
+                mend=f"put into that folder: {DATASETS[name].bring}; or {name}.npz with uint8 x_train, x_test "
+                "(N, H, W, C) and labels y_train, y_test; or name another folder with --data-root or STEPPE_DATA",
             ) from None
+    if DATASETS[name].photographs:
+        splits = ("train", "val", "test") if len(sets) == 3 else ("train", "test")
+        listed = [
+            Listed(split, int(label), Path(file))
+            for split, one in zip(splits, sets, strict=True)
+            for file, label in zip(one._image_files if name == "flowers102" else one._images, one._labels, strict=True)
+        ]
+        size = config.stored_size or config.image_size
+        classes = tuple(map(str, sets[0].classes))
+        return read_listed(root, classes, listed, size, config.odd_images, progress, keeping)
     train, test = (_split_of({"x_t": np.asarray(s.data), "y_t": np.asarray(s.targets)}, "t", name) for s in sets)
     assert train is not None
     assert test is not None
     return Source(tuple(map(str, sets[0].classes)), train, None, test)
 
 
-def _resize(source: Source, size: int) -> Source:
-    def resized(split: Split | None) -> Split | None:
-        if split is None:
-            return None
-        chunks = [
-            torch.nn.functional.interpolate(
-                part.float(), size=(size, size), mode="bilinear", antialias=True, align_corners=False
-            )
-            .round_()
-            .clamp_(0, 255)
-            .to(torch.uint8)
-            for part in split.images.split(1024)
-        ]
-        return Split(torch.cat(chunks), split.labels)
-
-    train = resized(source.train)
-    if train is None:
-        raise ConfigError("a source without training images cannot be resized")
-    return Source(source.classes, train, resized(source.val), resized(source.test))
+@contextmanager
+def _impatient(seconds: float = 30.0) -> Iterator[None]:
+    """Give up on a server that does not answer."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -70,6 +70,8 @@ class CapturedStep:
     ) -> None:
         """Prepare; kinds of steps are recorded when they first come up, or all at once by `record`."""
         _check(minimizer)
+        if warmup < 2:
+            raise ValueError(f"a recording needs at least 2 steps before it, to make state and tables, not {warmup}")
         self.minimizer, self.model, self.warmup = minimizer, model, warmup
         self.device = inputs[0].device
         self.captured = self.device.type == "cuda" if captured is None else captured
@@ -80,18 +82,35 @@ class CapturedStep:
         self.static: dict[tuple[int, str], Tensor] = {}
         self.values: dict[tuple[int, str], float] = {}
         self.graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
+        self.settings: list[dict[str, Any]] = []
         self.pool: Any = None
+        self.draws = SameDraws(minimizer.replay, self.device)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make what depends on which parameters there are; recordings of others are of no use."""
+        minimizer = self.minimizer
         if self.captured:
+            _check_state(minimizer)
             _make_capturable(minimizer)
             self._refresh_numbers()
-        self.second = SecondSet(minimizer, model)
-        self.draws = SameDraws(minimizer.replay, self.device)
-        if can_fuse(minimizer):
+        self.forget()
+        self.second = SecondSet(minimizer, self.model)
+        if can_fuse(minimizer) and not isinstance(minimizer.perturbation, FusedPerturbation):
             minimizer.perturbation = FusedPerturbation(minimizer.perturbation)
+
+    def forget(self) -> None:
+        """Drop all recordings; the next step of each kind is recorded anew, with the settings of that moment."""
+        self.graphs.clear()
+        self.settings, self.pool = [], None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """One step on a batch; returns the first pass's loss."""
         minimizer = self.minimizer
+        if minimizer.outdated():
+            minimizer.build()
+        if minimizer.parameters is not self.second.originals:  # added to, frozen or unfrozen since
+            self._prepare()
         if any(a.shape != b.shape for a, b in zip(inputs, self.inputs, strict=True)):
             return self._uncaptured(inputs)
         for held, given in zip(self.inputs, inputs, strict=True):
@@ -103,6 +122,7 @@ class CapturedStep:
                 self._body(kind)
         else:
             self._refresh_numbers()
+            self._check_settings()
             if kind not in self.graphs:
                 self._record(kind)
             self.draws.align()
@@ -168,6 +188,8 @@ class CapturedStep:
     # -- recording ----------------------------------------------------------------------------------------------
 
     def _record(self, kind: Kind) -> None:
+        _make_capturable(self.minimizer)  # a loaded state may say otherwise
+        self.settings = _settings(self.minimizer)
         kept = Kept(self.minimizer, self.model)
         stream = _STREAMS.setdefault(self.device, torch.cuda.Stream(self.device))
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -188,6 +210,19 @@ class CapturedStep:
         self.pool = graph.pool()
         self.graphs[kind] = graph
         kept.put_back()
+
+    def _check_settings(self) -> None:
+        """Refuse a change of a number that the recordings hold: they would go on with the old one."""
+        if not self.graphs:
+            return
+        for index, (held, now) in enumerate(zip(self.settings, _settings(self.minimizer), strict=True)):
+            for key in held.keys() & now.keys():
+                if held[key] != now[key]:
+                    raise ValueError(
+                        f"{key} of parameter group {index} changed from {held[key]} to {now[key]}, and the recorded "
+                        "step holds the old value: call forget() to record again, or leave it alone "
+                        "(OneCycleLR: cycle_momentum=False)"
+                    )
 
     def _refresh_numbers(self) -> None:
         """Bring numbers that were set as floats (or loaded) into the 0-d tensors that the graphs read."""
@@ -263,6 +298,26 @@ def _check(minimizer: Minimizer) -> None:
         raise ValueError("a gradient scaler decides on the host and cannot be captured; use bf16")
     if any(group.get("dampening") for group in minimizer.param_groups) and not minimizer.state:
         raise ValueError("SGD's dampening treats its first step apart: make one step before capturing")
+
+
+_NOT_FROM_ZERO = (torch.optim.NAdam, torch.optim.ASGD, torch.optim.Rprop)
+
+
+def _check_state(minimizer: Minimizer) -> None:
+    """Warm-up steps make the base optimizer's state, which is set to zero after them: refuse where that is wrong."""
+    missing = any(p.requires_grad and p not in minimizer.state for p in minimizer.parameters)
+    if missing and isinstance(minimizer.base, _NOT_FROM_ZERO):
+        name = type(minimizer.base).__name__
+        raise ValueError(f"{name}'s state does not start from zero: make one step before capturing")
+
+
+def _settings(minimizer: Minimizer) -> list[dict[str, Any]]:
+    """The numbers of each group that are no tensors of the graph."""
+    tensors = ("lr", "initial_lr", "capturable", "fused", "foreach", *minimizer.numbers)
+    return [
+        {key: value for key, value in group.items() if key not in tensors and isinstance(value, int | float | tuple)}
+        for group in minimizer.param_groups
+    ]
 
 
 def _make_capturable(minimizer: Minimizer) -> None:

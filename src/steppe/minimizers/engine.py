@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from . import vectors
 from .batch import Examples, require_batch
+from .checks import check_closure, check_groups, check_loss, check_numbers, check_options
 from .options import PLAIN, Kind
 from .parameters import Filter
 from .perturbation import Perturbation
@@ -61,6 +62,10 @@ class Minimizer(Wrapper):
     _snapshot: Vector | None
     micro_batches: ClassVar[bool] = True
     """Whether a step can be made of independent micro-batches (no memory of the first gradient)."""
+    own_numbers: ClassVar[tuple[str, ...]] = ()
+    """Hyper-parameters of the method besides ρ and η."""
+    seed: int = 0
+    """What a method's own draws follow from, with the number of the step (ESAM)."""
 
     def __init__(
         self,
@@ -79,11 +84,12 @@ class Minimizer(Wrapper):
         **numbers: float | Tensor,
     ) -> None:
         """Wrap a base optimizer."""
+        check_numbers(self.name, numbers, ("rho", "eta", *self.own_numbers))
         super().__init__(base, model, perturb, scaling, {"rho": 0.0, "eta": 0.0, **numbers})
         self.schedule: Schedule = schedule if schedule is not None else Always()
         self.m, self.ascent_fraction, self.ascent_weight_decay = m, ascent_fraction, ascent_weight_decay
         self.clip_norm, self.unscaling = clip_norm, Unscaling(scaler)
-        self._check_options()
+        check_options(self)
         self.statistics = RunningStatistics(model)
         self.replay = RandomReplay({block.device for block in self.blocks}) if replay_rng else None
         self.step_count = 0
@@ -94,7 +100,7 @@ class Minimizer(Wrapper):
         """How perturbed weights are written; a captured step puts a fused kernel here."""
         self.perturbed_copy: Vector | None = None
         """Where they are written; None: to the weights themselves, after a snapshot."""
-        self._moved = False
+        self._moved = self._stepping = False
         self._kind: Kind | None = None
         self._first: Vector | None = None
         self._reset()
@@ -131,15 +137,19 @@ class Minimizer(Wrapper):
         The closure runs forward and backward and returns the loss; it is called once for every pass, with gradients
         zeroed before each. If it raises, the weights are put back and the step did not happen.
         """
-        if closure is None:
-            raise TypeError("step() needs a closure that runs forward and backward; see ascend() for the other form")
+        check_closure(closure)
+        if self._stepping:
+            raise RuntimeError("step() inside its own closure: the closure runs forward and backward and no more")
         kind = self._begin()
+        self._stepping = True
         try:
             loss = self._micro_passes(closure, kind) if isinstance(self.m, int) else self._passes(closure, kind)
+            self._finish(kind)
         except BaseException:
             self.abandon()
             raise
-        self._finish(kind)
+        finally:
+            self._stepping = False
         return loss
 
     @torch.no_grad()
@@ -162,9 +172,13 @@ class Minimizer(Wrapper):
         """Two-call form, second call: put the weights back, make the final gradient and step the base optimizer."""
         if self._kind is None:
             raise RuntimeError("descend() without ascend()")
-        self._restore()
-        self._spent += float(self._ascended)
-        self._finish(self._kind)
+        try:
+            self._restore()
+            self._spent += float(self._ascended)
+            self._finish(self._kind)
+        except BaseException:
+            self.abandon()
+            raise
 
     def needs_first_pass(self) -> bool:
         """Two-call form: whether the coming step wants a backward pass before `ascend` (MSAM's does not)."""
@@ -175,7 +189,8 @@ class Minimizer(Wrapper):
         """Two-call form: encloses the first forward and backward pass where `replay_rng` or `m="rank"` is set."""
         if self.replay is not None:
             self.replay.record()
-        with self.without_sync() if self.m == "rank" else nullcontext():
+        sharp = (self._kind or self.kind()).second
+        with self.without_sync() if self.m == "rank" and sharp else nullcontext():
             yield
 
     @contextmanager
@@ -202,12 +217,12 @@ class Minimizer(Wrapper):
             return
         with torch.no_grad():
             moved = vectors.clone(self.blocks, self.parameters)
-            vectors.copy_(self.blocks, self.parameters, self._snapshot)
+            self._write(self._snapshot)
         try:
             yield
         finally:
             with torch.no_grad():
-                vectors.copy_(self.blocks, self.parameters, moved)
+                self._write(moved)
 
     # -- the passes ---------------------------------------------------------------------------------------------
 
@@ -229,12 +244,12 @@ class Minimizer(Wrapper):
                 part = (slice(0, max(1, round(size * self.ascent_fraction))),)
             self.zero_grad()
             with self.first_pass(), torch.enable_grad():
-                loss = closure(*part)
+                loss = check_loss(closure(*part))
             self._spent += self._first_share(kind)
         if self._ascend(kind):
             chosen = self.select(closure)
             with self.second_pass(), torch.enable_grad():
-                second = closure() if chosen is None else closure(chosen[0])
+                second = check_loss(closure() if chosen is None else closure(chosen[0]))
             self._spent += 1.0 if chosen is None else chosen[1]
             loss = second if loss is None else loss
             self._restore()
@@ -255,7 +270,7 @@ class Minimizer(Wrapper):
                 self.replay.record()
             self.set_gradients(nothing if kind.second else gathered)
             with self.without_sync() if kind.second else quiet, torch.enable_grad():
-                loss = closure(part, 1.0 if kind.second else weight)
+                loss = check_loss(closure(part, 1.0 if kind.second else weight))
             self._spent += weight
             if self._ascend(kind):
                 self.set_gradients(gathered)
@@ -304,28 +319,27 @@ class Minimizer(Wrapper):
                 self._snapshot = self.perturbation.make_snapshot(self.blocks, self.parameters)
             vectors.copy_(self.blocks, self._snapshot, self.parameters)
             out, self._moved = self.parameters, True
-        self.perturbation(
-            self.blocks,
-            self.param_groups,
-            self.parameters,
-            direction,
-            out,
-            scaling=self.scaling,
-            length=length,
-            consume=consume,
-        )
+        where = (self.blocks, self.param_groups, self.parameters, direction, out)
+        self.perturbation(*where, scaling=self.scaling, length=length, consume=consume)
+        torch.clear_autocast_cache()
 
     def _restore(self) -> None:
         if self._moved and self._snapshot is not None:
-            vectors.copy_(self.blocks, self.parameters, self._snapshot)
+            self._write(self._snapshot)
             self._moved = False
         self.statistics.restore()
+
+    def _write(self, weights: Vector) -> None:
+        """Other weights in place; an autocast region around the step must cast them anew."""
+        vectors.copy_(self.blocks, self.parameters, weights)
+        torch.clear_autocast_cache()
 
     def _finish(self, kind: Kind) -> None:
         if not self._unscaled and not self._overflowed:
             self._overflowed = not self.unscaling.unscale(self.param_groups)
         if not self._overflowed:
             self._descend(kind)
+            torch.clear_autocast_cache()
         self._count(self._ascended, self._spent)
         self._reset()
 
@@ -351,7 +365,14 @@ class Minimizer(Wrapper):
     def build(self) -> None:
         """(Re)read the base optimizer's groups; a snapshot of other parameters is no longer of use."""
         super().build()
+        check_groups(self)
         self._snapshot = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: all but the buffers of a step, which the copy makes for itself."""
+        if self._moved:
+            raise RuntimeError("a minimizer cannot be copied between ascend() and descend()")
+        return {**super().__getstate__(), "_snapshot": None, "perturbation": Perturbation(), "perturbed_copy": None}
 
     # -- plumbing -----------------------------------------------------------------------------------------------
 
@@ -360,33 +381,16 @@ class Minimizer(Wrapper):
         return state_of(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state; refuses one of another method or of another library."""
-        self.abandon()
+        """Go on from a saved state; refuses one of another method or of another library.
+
+        A step that was begun is forgotten. Its weights are the model's affair, which has its own state to load: nothing
+        is written over them here (`abandon()` before loading puts them back).
+        """
+        self._moved = self.statistics.saved = False
+        self._reset()
         load(self, state_dict)
 
     def _first_share(self, kind: Kind) -> float:
         if not kind.first:
             return 0.0
         return self.ascent_fraction if kind.second and self.ascent_fraction is not None else 1.0
-
-    def _check_options(self) -> None:
-        fraction, m = self.ascent_fraction, self.m
-        for radius in (group["rho"] for group in self.param_groups):
-            if not isinstance(radius, Tensor) and radius < 0:
-                raise ValueError(f"the radius rho is at least 0, not {radius}")
-        if fraction is not None and not 0.0 < fraction <= 1.0:
-            raise ValueError(f"ascent_fraction lies in (0, 1], not {fraction}")
-        if fraction is not None and (isinstance(self.schedule, GradientNorm) or isinstance(m, int) or self.keeps_first):
-            raise ValueError(
-                f"{self.name}: ascent_fraction works neither with micro-batches (m) nor with methods and schedules "
-                "that go by the whole batch's first gradient"
-            )
-        if isinstance(m, int):
-            if m < 1:
-                raise ValueError(f"m counts the examples that share one perturbation: at least 1, not {m}")
-            if not self.micro_batches or isinstance(self.schedule, GradientNorm):
-                raise ValueError(f"{self.name} remembers gradients and cannot use micro-batches (m={m})")
-        elif m not in (None, "rank"):
-            raise ValueError(f"m is a number of examples, 'rank' or None, not {m!r}")
-        if m == "rank" and not hasattr(self.model, "no_sync"):
-            raise ValueError('m="rank" needs model= to be a DistributedDataParallel model')

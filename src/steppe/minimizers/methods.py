@@ -101,7 +101,8 @@ class GSAM(SAM):
 
     With ε as in SAM and g_p = g(w + ε), the clean gradient g(w) = g_∥ + g_⊥ is split against g_p, and the base
     optimizer steps with g_p − α · g_⊥. The radius follows the learning rate:
-    ρ = max(0, ρ_min + (ρ_max − ρ_min) · (lr − lr_min) / (lr_max − lr_min)).
+    ρ = max(0, ρ_min + (ρ_max − ρ_min) · s), with s = (lr − lr_min) / (lr_max − lr_min) kept between 0 and 1.
+    `rho` in the groups is written before every step: to change the radius, change `rho_max` and `rho_min` there.
 
     Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu, "Surrogate Gap Minimization Improves
     Sharpness-Aware Training", ICLR 2022 (arXiv:2203.08065). big_vision's ViT recipe for ImageNet has ρ from 0.6 down
@@ -109,6 +110,7 @@ class GSAM(SAM):
     """
 
     name = "gsam"
+    own_numbers = ("alpha",)
     keeps_first = True
     micro_batches = False
 
@@ -122,7 +124,7 @@ class GSAM(SAM):
         lr_min: float = 0.0,
         **options: Unpack[ScaledOptions],
     ) -> None:
-        """Wrap a base optimizer; `rho` holds at `lr_max`, by default the learning rate each group has now."""
+        """Wrap a base optimizer; `rho` holds at `lr_max`, by default each group's initial learning rate."""
         self.line = (rho_min, lr_max, lr_min)
         Minimizer.__init__(self, base, rho=rho, alpha=alpha, **options)
 
@@ -131,7 +133,9 @@ class GSAM(SAM):
         super().build()
         rho_min, lr_max, lr_min = self.line
         for group in self.param_groups:
-            highest = float(group["lr"]) if lr_max is None else lr_max
+            if "rho_max" not in group and isinstance(group["rho"], Tensor):
+                group["rho"] = group["rho"].clone()  # written by every step, and groups may have shared it
+            highest = float(group.get("initial_lr", group["lr"])) if lr_max is None else lr_max
             ends = {"rho_max": float(group["rho"]), "rho_min": rho_min, "lr_max": highest, "lr_min": lr_min}
             fill(group, ends)
 
@@ -140,6 +144,7 @@ class GSAM(SAM):
         for group in self.param_groups:
             span = group["lr_max"] - group["lr_min"]
             share = (group["lr"] - group["lr_min"]) / span if span else 1.0
+            share = share.clamp(0.0, 1.0) if isinstance(share, Tensor) else min(1.0, max(0.0, share))
             radius = group["rho_min"] + (group["rho_max"] - group["rho_min"]) * share
             if isinstance(radius, Tensor):
                 radius = radius.clamp(min=0.0)
@@ -170,9 +175,11 @@ class FSAM(SAM):
 
     Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024 (arXiv:2403.12350). Published: σ = 1;
     λ = 0.6 (ResNet-18) to 0.95; the authors' CIFAR-100 runs use ρ = 0.2.
+    The average takes the gradient in before the second pass: a step that fails there leaves it in the average.
     """
 
     name = "fsam"
+    own_numbers = ("sigma", "lam")
     micro_batches = False
 
     def __init__(

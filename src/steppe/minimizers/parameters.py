@@ -54,8 +54,9 @@ def name_parameters(base: torch.optim.Optimizer, model: nn.Module | None) -> dic
             known[parameter] = (name, None)
     if model is not None:
         for path, module in model.named_modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                known[parameter] = (f"{path}.{name}" if path else name, module)
+            for name, parameter in module.named_parameters(recurse=False):  # a shared one has its first name
+                if known.get(parameter, ("", None))[1] is None:
+                    known[parameter] = (f"{path}.{name}" if path else name, module)
     return known
 
 
@@ -72,6 +73,7 @@ def build_blocks(
     need_names = scaling == "weights" or perturb == "weights"
     need_modules = perturb in ("norm", "no-norm")
     parameters: list[Tensor] = []
+    any_wanted = False
     sorted_members: dict[tuple[Any, ...], list[int]] = {}
     for index, group in enumerate(base.param_groups):
         for parameter in group["params"]:
@@ -79,7 +81,8 @@ def build_blocks(
             if (need_names and not name) or (need_modules and module is None):
                 raise ValueError(_missing(scaling, perturb, model))
             scaled = scaling in ("all", "layer") or (scaling == "weights" and "weight" in name)
-            perturbed = bool(chosen(name, parameter, module))
+            wanted = bool(chosen(name, parameter, module))
+            any_wanted, perturbed = any_wanted or wanted, wanted and parameter.requires_grad
             key: tuple[Any, ...] = (index, scaled, perturbed, parameter.device, parameter.dtype)
             key += (hasattr(parameter, "to_local"), shard_groups(parameter))
             sorted_members.setdefault(key, []).append(len(parameters))
@@ -89,7 +92,7 @@ def build_blocks(
         for (group, scaled, perturbed, device, dtype, distributed, shards), members in sorted_members.items()
         for piece, small in _cut(members, parameters, whole=distributed or device.type != "cpu")
     ]
-    if not any(block.perturbed for block in blocks):
+    if not any_wanted:
         raise ValueError(f"the parameter filter {perturb!r} leaves nothing to perturb")
     return parameters, blocks
 

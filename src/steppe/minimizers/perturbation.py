@@ -85,16 +85,22 @@ class Perturbation:
             return
         inverse = length * guarded_reciprocal(total.sqrt())
         for move in moves:
-            move.finish(as_scalar(inverse * groups[move.block.group]["rho"], move.block))
+            factor = inverse * groups[move.block.group]["rho"]
+            if move.block.dtype == torch.float16:  # the factor may lie outside of its range: two roots do not
+                root = factor.abs().sqrt()
+                move.stretch(as_scalar(torch.copysign(root, factor), move.block))
+                factor = root
+            move.finish(as_scalar(factor, move.block))
 
     def _scratch(self, block: Block, targets: list[Tensor]) -> list[Tensor] | None:
         """Tensors to make T in, on the CPU alone: there a fresh large tensor costs more than the work on it."""
         if not block.scaled or block.device.type != "cpu":
             return None
-        scratch = self.scratch.get(block)
-        if scratch is None or len(scratch) != len(targets):
-            scratch = self.scratch[block] = [torch.empty_like(target) for target in targets]
-        return scratch
+        if len(targets) < len(block.members):  # some took no part, and others may the next time
+            return None
+        if block not in self.scratch:
+            self.scratch[block] = [torch.empty_like(target) for target in targets]
+        return self.scratch[block]
 
 
 class _Flat:
@@ -122,6 +128,10 @@ class _FlatMove:
             torch.abs(flat.weights, out=flat.scales).add_(as_scalar(group["eta"], block))
             flat.direction.mul_(flat.scales)
         self.squared = norms([flat.direction]).square().sum()
+
+    def stretch(self, factor: float | Tensor) -> None:
+        """Multiply the direction, before `finish`."""
+        self.flat.direction.mul_(factor)
 
     def finish(self, factor: float | Tensor) -> None:
         flat = self.flat
@@ -152,6 +162,10 @@ class _Move:
             steps = list(torch._foreach_mul(steps, scales))
         self.steps, self.scales = steps, scales
         self.squared = norms(steps).square().sum()
+
+    def stretch(self, factor: float | Tensor) -> None:
+        """Multiply the direction, before `finish`."""
+        self.steps, self.consume = list(torch._foreach_mul(self.steps, factor)), True
 
     def finish(self, factor: float | Tensor) -> None:
         """Add factor · T (T d) to the targets."""

@@ -29,8 +29,8 @@ class Unscaling:
         self.passes: list[_Pass] = []
 
     def begin(self) -> None:
-        """A new step."""
-        self.passes.clear()
+        """A new step; stand-ins of an abandoned one stay until the scaler has forgotten them by `update()`."""
+        self.passes = [old for old in self.passes if id(old) in self.scaler._per_optimizer_states]
 
     def unscale(self, param_groups: list[dict[str, Any]]) -> bool:
         """Unscale the gradients in place; False if any of them, on any process, is not finite.

@@ -80,7 +80,9 @@ class Kept:
             for key, value in values.items()
             if isinstance(value, Tensor)
         }
-        self.averages = {name: [t.clone() for t in vector] for name, vector in minimizer.averages.items()}
+        self.averages = {
+            name: [t if t is None else t.clone() for t in vector] for name, vector in minimizer.averages.items()
+        }
         self.random = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
 
     @torch.no_grad()
@@ -94,8 +96,10 @@ class Kept:
                     before = self.state.get((parameter, key))
                     value.zero_() if before is None else value.copy_(before)
         for name, vector in self.minimizer.averages.items():
-            for i, tensor in enumerate(vector):
-                tensor.zero_() if name not in self.averages else tensor.copy_(self.averages[name][i])
+            for i, average in enumerate(vector):
+                old = self.averages[name][i] if name in self.averages else None
+                if average is not None:
+                    average.zero_() if old is None else average.copy_(old)
         if self.random is not None:
             torch.cuda.set_rng_state(self.random)
 

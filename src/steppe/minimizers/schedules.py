@@ -74,6 +74,7 @@ class GradientNorm:
     num_steps: int | None = None
     mean: float = field(default=0.0, init=False)
     variance: float = field(default=0.0, init=False)
+    observed: bool = field(default=False, init=False)
 
     def __call__(self, step: int) -> bool:
         """Every step may be sharp; `observe` decides."""
@@ -82,8 +83,8 @@ class GradientNorm:
     def observe(self, step: int, squared_norm: Tensor) -> bool:
         """Take in the squared gradient norm of this step and say whether the step is sharp."""
         value = float(squared_norm)
-        if step == 0:
-            self.mean = value
+        if not self.observed:
+            self.mean, self.observed = value, True
         self.mean = self.decay * self.mean + (1.0 - self.decay) * value
         self.variance = self.decay * self.variance + (1.0 - self.decay) * (value - self.mean) ** 2
         done = min(1.0, step / self.num_steps) if self.num_steps else 0.0
@@ -92,11 +93,12 @@ class GradientNorm:
 
     def state_dict(self) -> dict[str, Any]:
         """The averages."""
-        return {"mean": self.mean, "variance": self.variance}
+        return {"mean": self.mean, "variance": self.variance, "observed": self.observed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the averages back."""
         self.mean, self.variance = float(state["mean"]), float(state["variance"])
+        self.observed = bool(state.get("observed", True))
 
 
 def set_scalar(group: dict[str, Any], key: str, value: float) -> None:

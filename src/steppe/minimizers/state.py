@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .schedules import GradientNorm
-from .vectors import local, zeros_like
+from .vectors import local
 
 if TYPE_CHECKING:
     from .engine import Minimizer
@@ -31,6 +31,7 @@ def state_of(minimizer: Minimizer) -> dict[str, Any]:
         "sharp_step_count": minimizer.sharp_step_count,
         "gradient_evaluations": minimizer.gradient_evaluations,
         "averages": {name: list(vector) for name, vector in minimizer.averages.items()},
+        "seed": minimizer.seed,
         "schedule": schedule.state_dict() if isinstance(schedule, GradientNorm) else None,
     }
 
@@ -63,12 +64,13 @@ def load(minimizer: Minimizer, state: dict[str, Any]) -> None:
     for group, held in zip(base.param_groups, held_groups, strict=True):
         for key, old in held.items():
             _take_over(group, key, old)
-    minimizer.averages = {
-        name: _load_vector(minimizer, minimizer.averages.get(name), saved) for name, saved in state["averages"].items()
-    }
+    minimizer.averages = {name: minimizer.averages[name] for name in minimizer.averages if name in state["averages"]}
+    for name, saved in state["averages"].items():
+        _load_vector(name, minimizer.average(name), saved)
     minimizer.step_count = int(state["step_count"])
     minimizer.sharp_step_count = int(state["sharp_step_count"])
     minimizer.gradient_evaluations = float(state["gradient_evaluations"])
+    minimizer.seed = int(state.get("seed", 0))
     if isinstance(minimizer.schedule, GradientNorm) and state["schedule"] is not None:
         minimizer.schedule.load_state_dict(state["schedule"])
 
@@ -84,10 +86,15 @@ def _take_over(values: dict[str, Any], key: str, old: Any) -> None:
     values[key] = old
 
 
-def _load_vector(minimizer: Minimizer, held: Any, saved: list[Any]) -> Any:
-    if len(saved) != len(minimizer.parameters):
-        raise ValueError(f"the state has {len(saved)} averages for {len(minimizer.parameters)} parameters")
-    target = held if held is not None else zeros_like(minimizer.parameters)
-    for mine, theirs in zip(target, saved, strict=True):
-        mine.copy_(local(theirs))
-    return target
+def _load_vector(name: str, target: list[Any], saved: list[Any]) -> None:
+    if len(saved) != len(target):
+        raise ValueError(f"the state has {len(saved)} averages ({name}) for {len(target)} parameters")
+    for position, (mine, theirs) in enumerate(zip(target, saved, strict=True)):
+        if mine is None:
+            continue
+        if theirs is None:
+            mine.zero_()
+        elif local(theirs).shape != mine.shape:
+            raise ValueError(f"the state's average ({name}) number {position} has another shape than the parameter")
+        else:
+            mine.copy_(local(theirs))

@@ -61,14 +61,14 @@ class RandomReplay:
         """Remember where the generators stand."""
         self.states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in self.cuda)]
 
-    def replay(self) -> None:
-        """Set the generators back to where they were recorded."""
+    def replay(self, last: bool = True) -> None:
+        """Set the generators back to where they were recorded; `last` unless there is one more pass to come."""
         if self.states is None:
             raise RuntimeError("replay_rng needs the first pass inside `with minimizer.first_pass():`")
         torch.set_rng_state(self.states[0])
         for index, state in zip(self.cuda, self.states[1:], strict=True):
             torch.cuda.set_rng_state(state, index)
-        self.states = None
+        self.states = None if last else self.states
 
 
 @torch.no_grad()
@@ -78,14 +78,23 @@ def reestimate_batchnorm(
     """Recompute BatchNorm's running statistics at the present weights as plain averages over the batches.
 
     For methods whose only pass runs at perturbed weights (MSAM), and for averaged weights: call it before evaluation.
+    In a model that is in training mode, layers that are not (frozen BatchNorm) keep their statistics; a model that is
+    in evaluation mode as a whole is set to training for the passes. Every module's mode is put back.
     """
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    norms = [module for module in norms if module.track_running_stats]
+    modes = [(module, module.training) for module in model.modules()]
+    norms = [
+        module
+        for module, training in modes
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and module.track_running_stats
+        and (training or not model.training)
+    ]
     if not norms:
         return
-    momenta, training = [module.momentum for module in norms], model.training
+    momenta = [module.momentum for module in norms]
     try:
-        model.train()
+        if not model.training:
+            model.train()
         for module in norms:
             module.reset_running_stats()
             module.momentum = None
@@ -94,4 +103,5 @@ def reestimate_batchnorm(
     finally:
         for module, momentum in zip(norms, momenta, strict=True):
             module.momentum = momentum
-        model.train(training)
+        for owner, training in modes:
+            owner.training = training

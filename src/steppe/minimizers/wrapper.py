@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import vectors
+from .checks import check_base
 from .parameters import Filter, build_blocks
 from .vectors import Vector
 
@@ -28,6 +32,15 @@ def fill(group: dict[str, Any], numbers: Mapping[str, Any]) -> None:
     group[FILLED] = [*group.get(FILLED, ()), *missing]
 
 
+_is_trained = attrgetter("requires_grad")
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Whether a tensor lies in a larger piece of memory."""
+    mine = vectors.local(tensor)
+    return mine.untyped_storage().nbytes() > mine.numel() * mine.element_size()
+
+
 class Wrapper(Optimizer):
     """A torch optimizer that shares the parameter groups and the state of the base optimizer it wraps."""
 
@@ -40,35 +53,57 @@ class Wrapper(Optimizer):
         numbers: dict[str, float | Tensor],
     ) -> None:
         """Wrap a base optimizer; `numbers` go into every group that does not bring its own."""
-        if not isinstance(base, Optimizer):
-            raise TypeError(f"base must be an optimizer instance such as torch.optim.SGD(...), not {base!r}")
+        check_base(base)
         self.base, self.model = base, model
         Optimizer.__setstate__(self, {"defaults": {**base.defaults, **numbers}})
         self.perturb, self.scaling, self.numbers = perturb, scaling, numbers
-        self.averages: dict[str, list[Tensor]] = {}
+        self.parameters: list[Tensor] = []
+        self.averages: dict[str, list[Tensor | None]] = {}
         """Vectors that a method keeps from step to step; saved with the state."""
         for group in self.param_groups:  # numbers of a minimizer that wrapped this optimizer before
             for key in group.pop(FILLED, ()):
                 group.pop(key, None)
         self.build()
 
-    def average(self, name: str) -> list[Tensor]:
-        """One of the kept vectors, zero at first."""
+    def average(self, name: str) -> list[Tensor | None]:
+        """One of the kept vectors, zero at first; nothing where a parameter is frozen."""
         if name not in self.averages:
-            self.averages[name] = vectors.zeros_like(self.parameters)
+            self.averages[name] = self._extended({})
         return self.averages[name]
+
+    def _extended(self, known: dict[int, Tensor | None]) -> list[Tensor | None]:
+        """A vector over the present parameters: what is known of them, and zeros for the others that are trained."""
+        return [
+            value
+            if value is not None
+            else torch.zeros_like(vectors.local(parameter))
+            if parameter.requires_grad
+            else None
+            for parameter, value in ((p, known.get(id(p))) for p in self.parameters)
+        ]
 
     def build(self) -> None:
         """(Re)read the base optimizer's groups: which parameters there are and what each of them is."""
         for group in self.param_groups:
             fill(group, self.numbers)
+        before = list(map(id, self.parameters))
         self.parameters, self.blocks = build_blocks(self.base, self.model, self.perturb, self.scaling)
-        self._sizes = [len(group["params"]) for group in self.param_groups]
+        for name, vector in self.averages.items():
+            self.averages[name] = self._extended(dict(zip(before, vector, strict=True)))
+        self._built = self._signature()
+
+    def _signature(self) -> tuple[Any, ...]:
+        """What the blocks depend on besides the parameters: which are trained, in which group, where they are."""
+        first, sizes = self.parameters[0], [len(group["params"]) for group in self.param_groups]
+        return list(map(_is_trained, self.parameters)), sizes, first.dtype, first.device
 
     def outdated(self) -> bool:
-        """Whether the base optimizer's groups were changed behind our back (added to, or loaded from elsewhere)."""
-        return self._sizes != [len(group["params"]) for group in self.param_groups] or any(
-            key not in group for group in self.param_groups for key in self.numbers
+        """Whether groups or parameters were changed behind our back (added to, unfrozen, loaded from elsewhere)."""
+        given = chain.from_iterable(group["params"] for group in self.param_groups)
+        return (
+            not all(map(is_, given, self.parameters))
+            or self._built != self._signature()
+            or any(key not in group for group in self.param_groups for key in self.numbers)
         )
 
     @property
@@ -82,8 +117,11 @@ class Wrapper(Optimizer):
         return self.base.state
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: everything, not only what a plain optimizer keeps."""
-        return dict(self.__dict__)
+        """For copies and pickles: everything, not only what a plain optimizer keeps.
+
+        Learning-rate schedulers hang a `step` bound to this object on it, and hooks are bound to whoever made them.
+        """
+        return {k: v for k, v in self.__dict__.items() if k != "step" and not k.endswith("_hooks")}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""
@@ -104,17 +142,21 @@ class Wrapper(Optimizer):
             parameter.grad = gradient
 
     def keep(self, gradients: Vector) -> Vector:
-        """Gradients that survive the next backward pass: the same tensors, unless they are views of DDP's buckets."""
-        if getattr(self.model, "gradient_as_bucket_view", False):
-            return vectors.clone(self.blocks, gradients)
-        return gradients
+        """Gradients that survive the next backward pass: the same tensors, or copies of views of DDP's buckets."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return gradients
+        return [gradient.clone() if gradient is not None and _is_part(gradient) else gradient for gradient in gradients]
 
     def with_decay(self, gradients: Vector) -> Vector:
         """The gradients with weight_decay · w added, in fresh tensors."""
-        decayed = vectors.clone(self.blocks, gradients)
+        decayed: list[Tensor | None] = [None] * len(gradients)
         for block in self.blocks:
-            decay = self.param_groups[block.group].get("weight_decay", 0.0)
-            vectors.add_([block], decayed, self.parameters, decay)
+            mine, weights = vectors.pick(block, gradients, self.parameters)
+            if mine:
+                decay = vectors.as_scalar(self.param_groups[block.group].get("weight_decay", 0.0), block)
+                sums = torch._foreach_add(torch._foreach_mul(weights, decay), mine)
+                for i, value in zip((i for i in block.members if gradients[i] is not None), sums, strict=True):
+                    decayed[i] = value
         return decayed
 
     def clip(self, limit: float | Tensor) -> None:

@@ -1,6 +1,7 @@
 """Models: timm's, and the small-image ones timm lacks, behind one `build`."""
 
+from steppe.models.blocks import activations, blocks, partitions
 from steppe.models.build import build, load_weights, model_names
-from steppe.models.small import SMALL_MODELS
+from steppe.models.names import SMALL_MODELS
 
-__all__ = ["SMALL_MODELS", "build", "load_weights", "model_names"]
+__all__ = ["SMALL_MODELS", "activations", "blocks", "build", "load_weights", "model_names", "partitions"]

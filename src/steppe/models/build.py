@@ -13,43 +13,39 @@ from torch import nn
 
 from steppe.config import ModelConfig
 from steppe.errors import ConfigError, RunError, unknown_name
-from steppe.models.small import SMALL_MODELS
+from steppe.models.freezing import apply_mode
+from steppe.models.names import SMALL_MODELS, short_name
+from steppe.models.weights import load_pretrained
+
+_RATES = {"block_dropout": "proj_drop_rate", "attention_dropout": "attn_drop_rate"}
 
 
-def build(config: ModelConfig, *, image_size: int, channels: int, classes: int) -> nn.Module:
-    """Make the model for images of the given size, with fresh weights from torch's current random state.
+def build(config: ModelConfig, *, image_size: int, channels: int, classes: int, load: bool = True) -> nn.Module:
+    """Make the model for images of the given size: fresh or pretrained weights, and what does not train frozen.
+
+    Fresh weights come from torch's current random state. A name of ours comes before timm's own; `timm:NAME` is timm's
+    in any case.
+
+    Args:
+        config: the network, where its weights come from and how much of it trains.
+        image_size: side of the images in pixels.
+        channels: channels of the images.
+        classes: size of the answer.
+        load: read `config.weights`; False where all weights are overwritten anyway, as when a run is loaded.
 
     Raises:
-        ConfigError: the name is not known, or the model does not fit images of this size.
+        ConfigError: the name is not known, the model does not fit images of this size, or the weights do not fit it.
     """
-    options: dict[str, Any] = {
-        "img_size": image_size,
-        "in_chans": channels,
-        "num_classes": classes,
-        "drop_rate": config.dropout,
-        "drop_path_rate": config.drop_path,
-    }
-    if config.name not in SMALL_MODELS and not timm.is_model(config.name):
-        raise unknown_name("model", config.name, model_names(), where="model.name", see="steppe models")
-    try:
-        if config.name in SMALL_MODELS:
-            model = SMALL_MODELS[config.name][0](**options)
-        else:
-            model = _from_timm(config.name, options)
-        _check_fit(model, image_size, channels, classes)
-    except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ConfigError(
-            f"model {config.name!r} does not fit {image_size}×{image_size} images: {reason}",
-            where="model.name",
-            mend="choose a smaller patch or another model (`steppe models`), or set data.image_size",
-        ) from None
+    model = _make(config, image_size, channels, classes)
+    if load and config.weights is not None:
+        load_pretrained(model, config.weights, config.name)
+    apply_mode(model, config)
     return model
 
 
 def model_names() -> list[str]:
-    """Every name `build` knows: ours first, then timm's."""
-    return [*SMALL_MODELS, *timm.list_models()]
+    """Every name `build` knows: ours first, then timm's. The grammar of ours reads more than are listed."""
+    return list(dict.fromkeys([*SMALL_MODELS, *timm.list_models()]))
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
@@ -64,13 +60,46 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         raise RunError(f"the weights belong to another model: {reason}", where=str(path)) from None
 
 
+def _make(config: ModelConfig, image_size: int, channels: int, classes: int) -> nn.Module:
+    options: dict[str, Any] = {
+        "img_size": image_size,
+        "in_chans": channels,
+        "num_classes": classes,
+        "drop_rate": config.dropout,
+        "drop_path_rate": config.drop_path,
+    }
+    options |= {option: getattr(config, key) for key, option in _RATES.items() if getattr(config, key)}
+    known = short_name(config.name)
+    timm_name = config.name.removeprefix("timm:")
+    if known is None and not timm.is_model(timm_name):
+        raise unknown_name("model", config.name, model_names(), where="model.name", see="steppe models")
+    try:
+        model = known.build(**options) if known else _from_timm(timm_name, options)
+        _check_fit(model, image_size, channels, classes)
+    except Exception as error:  # timm's builders fail in ways of their own
+        for key, option in _RATES.items():
+            if isinstance(error, TypeError) and f"{option!r}" in str(error):
+                raise ConfigError(f"{key} means nothing to {config.name!r}", where=f"model.{key}") from None
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ConfigError(
+            f"model {config.name!r} does not fit {image_size}×{image_size} images: {reason}",
+            where="model.name",
+            mend="choose a smaller patch or another model (`steppe models`), or set data.image_size",
+        ) from None
+    if config.block_dropout and isinstance(getattr(model, "pos_drop", None), nn.Dropout):
+        model.pos_drop.p = config.block_dropout  # type: ignore[union-attr]
+    return model
+
+
 def _from_timm(name: str, options: dict[str, Any]) -> nn.Module:
+    """Make timm's model; families that cannot be told the image size, or have no such rate, are not told a zero."""
     try:
         return timm.create_model(name, **options)
-    except TypeError as error:  # convolutional families take any size and refuse to be told one
-        if "img_size" not in str(error):
-            raise
-        return timm.create_model(name, **{k: v for k, v in options.items() if k != "img_size"})
+    except TypeError as error:
+        for option in ("img_size", "drop_path_rate", "drop_rate"):
+            if f"'{option}'" in str(error) and (option == "img_size" or options.get(option) == 0):
+                return _from_timm(name, {key: value for key, value in options.items() if key != option})
+        raise
 
 
 @torch.no_grad()

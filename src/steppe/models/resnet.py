@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import timm
 import torch
-import torch.nn.functional as F
 from timm.layers.drop import DropPath
 from torch import nn
+
+SMALL_IMAGE = 64
+"""Up to this side in pixels a convolutional stem is one 3×3 convolution that keeps the image's size."""
+
+
+def resnet(*, variant: str, img_size: int, in_chans: int, **options: Any) -> nn.Module:
+    """A ResNet of timm's; for small images with a stem of one 3×3 convolution, without stride or max-pooling."""
+    model: Any = timm.create_model(variant, in_chans=in_chans, **options)
+    if img_size <= SMALL_IMAGE:
+        model.conv1 = nn.Conv2d(in_chans, model.conv1.out_channels, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+        model.maxpool = nn.Identity()
+    return model
 
 
 class BasicBlock(nn.Module):
@@ -18,8 +32,10 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(outputs)
+        self.act1 = nn.ReLU()
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
+        self.act2 = nn.ReLU()
         self.drop_path = DropPath(drop_path)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
@@ -29,8 +45,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return relu(shortcut(x) + residual(x))."""
-        residual = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(self.shortcut(x) + self.drop_path(residual))
+        residual = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(x)))))
+        return self.act2(self.shortcut(x) + self.drop_path(residual))
 
 
 class SmallResNet(nn.Module):
@@ -53,7 +69,8 @@ class SmallResNet(nn.Module):
             raise ValueError(f"{len(widths) - 1} halvings leave nothing of {img_size} pixels")
         self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
-        rates = iter(torch.linspace(0, drop_path_rate, sum(depths)).tolist())
+        self.act1 = nn.ReLU()
+        rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
         stages, inputs = [], widths[0]
         for index, (depth, width) in enumerate(zip(depths, widths, strict=True)):
             blocks = []
@@ -69,7 +86,11 @@ class SmallResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
+    def get_classifier(self) -> nn.Module:
+        """The last layer, by the name timm gives it in every model."""
+        return self.head
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch of images."""
-        x = self.stages(F.relu(self.bn1(self.conv1(x))))
+        x = self.stages(self.act1(self.bn1(self.conv1(x))))
         return self.head(self.dropout(x.mean(dim=(2, 3))))

@@ -1,7 +1,6 @@
-"""Small-image models that timm has no name for, at sizes that fit 8×8 to 32×32 pixels.
+"""Tiny models for images of 8×8 pixels and up, that train on a laptop within minutes.
 
 The transformers' and mixers' building blocks are timm's, the sizes are ours.
-A name is the whole specification: `p2` is a patch of 2 pixels.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def vit(**options: Any) -> nn.Module:
     return model
 
 
-SMALL_MODELS: dict[str, tuple[Builder, str]] = {
+TINY_MODELS: dict[str, tuple[Builder, str]] = {
     "resnet_tiny": (
         partial(SmallResNet, depths=(1, 1, 1), widths=(16, 32, 64)),
         "ResNet of 3 basic blocks, 16-32-64 channels, for 8×8 and up",

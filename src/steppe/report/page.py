@@ -15,6 +15,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from steppe.config import dump_toml
+from steppe.errors import RunError
 from steppe.report import findings
 from steppe.report.figures import COSTS, CURVES, FLATNESS, PROGRESS, figure_data
 from steppe.report.layout import Layout, lay_out
@@ -44,7 +45,7 @@ def write_report(
 
     Args:
         runs: the runs, in the order they shall be listed.
-        out: the file to write; an older one is replaced in one step.
+        out: the file to write; an older page of ours is replaced in one step, anything else is left alone.
         title: the page's title; default: the study's, or one made from the runs.
         study: the content of a study's `study.json`.
 
@@ -52,9 +53,26 @@ def write_report(
         The file that was written.
     """
     out = Path(out)
+    check_target(out)
     page = render(read_records(runs), title=title, study=study or {})
     write_atomically(out, page.encode("utf-8", "replace"))
     return out
+
+
+def check_target(out: Path) -> None:
+    """Refuse to write a page over anything that is not an earlier page of ours."""
+    mend = "choose another name with -o"
+    try:
+        if not out.exists():
+            return
+        if not out.is_file():
+            raise RunError("this is not a plain file, so no page is written there", where=str(out), mend=mend)
+        with open(out, "rb") as file:
+            start = file.read(8192)
+    except OSError as error:
+        raise RunError(f"no page can be written there: {error.strerror}", where=str(out)[:200], mend=mend) from None
+    if start and b'<meta name="generator" content="steppe">' not in start:
+        raise RunError("this file is not a page of steppe's, so it is not replaced", where=str(out), mend=mend)
 
 
 def render(records: Sequence[Record], *, title: str | None, study: Mapping[str, Any]) -> str:
@@ -260,7 +278,9 @@ def _troubles(rows: Sequence[Row], records: Sequence[Record], study: Mapping[str
     for entry in listed if isinstance(listed, list) and records else []:
         run_id = str(dig(entry, "run_id"))
         if run_id not in status:
-            out.append({"run": run_id, "status": "not started", "reason": "the study plans it, but it has no folder"})
+            failed = dig(study, "failed", run_id)
+            reason = str(failed) if failed else "the study plans it, but it has no folder"
+            out.append({"run": run_id, "status": "failed" if failed else "not started", "reason": reason})
     return out
 
 

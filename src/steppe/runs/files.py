@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,12 @@ def write_atomically(path: str | Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     temporary = None
     try:
+        if path.is_symlink():
+            path = path.resolve()  # what it points to is replaced, not the link
+        if path.exists() and not path.is_file():
+            raise RunError(
+                "this is not a plain file, so it is not replaced", where=str(path), mend="choose another name"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         with os.fdopen(handle, "wb") as file:
@@ -37,6 +45,33 @@ def write_atomically(path: str | Path, content: bytes | str) -> None:
                 os.unlink(temporary)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed `write_atomically` left in a folder; only for whoever holds its lock."""
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder for writing; the lock goes with the process, so a killed one leaves none behind."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
+    except OSError as error:
+        raise explain_os_error(error, folder) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            mend = "wait for it, or stop it and run the same command again"
+            raise RunError(f"another process is working on this {what}", where=str(folder), mend=mend) from None
+        remove_leftovers(folder)
+        yield
+    finally:
+        os.close(handle)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as readable JSON, atomically. NaN is refused: it is not JSON."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
@@ -49,7 +84,8 @@ def read_json(path: str | Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"the file cannot be read: {error}", where=str(path)) from None
     except (json.JSONDecodeError, RecursionError) as error:
-        raise RunError(f"this is not valid JSON: {error}", where=str(path)) from None
+        mend = "put the file back, or remove it: what can be computed again will be"
+        raise RunError(f"this is not valid JSON: {error}", where=str(path), mend=mend) from None
 
 
 def explain_os_error(error: OSError, path: str | Path) -> RunError:
@@ -58,6 +94,8 @@ def explain_os_error(error: OSError, path: str | Path) -> RunError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         mend = "free some space or choose another folder, then run the same command again: it goes on from here"
         return RunError("the disk is full: nothing that was there before is lost", where=where, mend=mend)
+    if error.errno == errno.ENAMETOOLONG:
+        return RunError("this name is too long", where=where[:80] + " …", mend="choose a shorter one")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return RunError("this may not be written", where=where, mend="choose a folder you may write to")
     return RunError(f"this cannot be written: {error.strerror or error}", where=where, mend="choose another folder")

@@ -12,7 +12,7 @@ cost.json, geometry.json  what was measured on it afterwards
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from typing import Any
 
 from steppe.config import RunConfig, dump_toml, load_run_config
 from steppe.errors import ConfigError, RunError
-from steppe.runs.files import explain_os_error, read_json, write_atomically, write_json
+from steppe.runs.files import explain_os_error, locked, read_json, write_atomically, write_json
 
 
 class Run:
@@ -50,11 +50,25 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """What the run was asked to do."""
+        """What the run was asked to do.
+
+        Raises:
+            RunError: the file is damaged, or is not the one a finished run was made from.
+        """
+        mend = "put config.toml back as it was"
         try:
-            return load_run_config(self.path / "config.toml")
+            config = load_run_config(self.path / "config.toml")
         except ConfigError as error:
-            raise RunError(f"the run's configuration is damaged: {error.what}", where=error.where) from None
+            raise RunError(f"the run's configuration is damaged: {error.what}", where=error.where, mend=mend) from None
+        expected = self.read_or_empty("summary.json").get("config_sha256")
+        if expected and expected != self.config_sha256:
+            raise RunError("the run's configuration was changed after training", where=str(self.path), mend=mend)
+        return config
+
+    @property
+    def config_sha256(self) -> str:
+        """A digest of the configuration's text, kept in the summary."""
+        return hashlib.sha256((self.path / "config.toml").read_bytes()).hexdigest()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -63,8 +77,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether training came to its end."""
-        return self.summary.get("status") == "finished"
+        """Whether training came to its end and its weights are there."""
+        there = self.weights.is_file() and self.weights.stat().st_size > 0
+        return there and self.read_or_empty("summary.json").get("status") == "finished"
 
     @property
     def weights(self) -> Path:
@@ -85,6 +100,13 @@ class Run:
         if not isinstance(value, dict):
             raise RunError("this should hold a JSON object", where=str(path))
         return value
+
+    def read_or_empty(self, name: str) -> dict[str, Any]:
+        """Read a JSON file that can be made again; empty when it is missing or damaged."""
+        try:
+            return self.read(name)
+        except RunError:
+            return {}
 
     def write(self, name: str, value: dict[str, Any]) -> None:
         """Add or replace a JSON file of the folder, atomically."""
@@ -127,19 +149,8 @@ class Run:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for writing; the lock goes with the process, so a killed one leaves none behind."""
-        try:
-            handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
-        except OSError as error:
-            raise explain_os_error(error, self.path) from None
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                mend = "wait for it, or stop it and run the same command again"
-                raise RunError("another process is working on this run", where=str(self.path), mend=mend) from None
+        with locked(self.path, "run"):
             yield
-        finally:
-            os.close(handle)
 
 
 def create_run(path: str | Path, config: RunConfig) -> Run:
@@ -149,28 +160,49 @@ def create_run(path: str | Path, config: RunConfig) -> Run:
         RunError: the folder holds a run of another configuration, or something that is no run.
     """
     path = Path(path)
-    if (path / "config.toml").exists():
+    try:
+        exists = (path / "config.toml").exists()
+        foreign = path.is_dir() and any(p.name != ".lock" and not p.name.endswith(".tmp") for p in path.iterdir())
+        if path.exists() and not path.is_dir():
+            raise RunError("this is a file, not a folder", where=str(path), mend="choose another with --out")
+    except OSError as error:
+        raise explain_os_error(error, path) from None
+    if exists:
         run = Run(path)
         if run.config.hash != config.hash:
             different = ", ".join(_differences(run.config.model_dump(), config.model_dump()))
             mend = "choose another folder with --out, or leave --out away: each configuration has a folder of its own"
             raise RunError(f"this folder belongs to another configuration: {different}", where=str(path), mend=mend)
         return run
-    if path.is_dir() and any(p.name != ".lock" and not p.name.endswith(".tmp") for p in path.iterdir()):
+    if foreign:
         raise RunError("this folder is not empty and holds no run", where=str(path), mend="choose another with --out")
     write_atomically(path / "config.toml", dump_toml(config))
     return Run(path)
 
 
-def find_runs(paths: list[str] | list[Path]) -> list[Run]:
-    """Collect the runs in the given folders: each may be a run, or hold runs at any depth."""
+def find_runs(paths: list[str] | list[Path], skipped: list[str] | None = None) -> list[Run]:
+    """Collect the runs in the given folders: each may be a run, or hold runs at any depth.
+
+    Args:
+        paths: the folders.
+        skipped: is told about folders inside the given ones that look like runs and cannot be read.
+    """
     found: dict[Path, Run] = {}
     for path in map(Path, paths):
         if not path.is_dir():
             raise RunError("there is no such folder", where=str(path), mend="check the path")
-        configs = [path / "config.toml"] if (path / "config.toml").is_file() else sorted(path.rglob("config.toml"))
-        for config in configs:
-            found.setdefault(config.parent.resolve(), Run(config.parent))
+        if (path / "config.toml").is_file():
+            found.setdefault(path.resolve(), Run(path))
+            continue
+        for config in sorted(path.rglob("config.toml")):
+            run = Run(config.parent)
+            try:
+                _ = run.config
+            except RunError as error:
+                if skipped is not None:
+                    skipped.append(f"{run.path}: {error.what.splitlines()[0]}")
+                continue
+            found.setdefault(run.path.resolve(), run)
     if not found:
         where = ", ".join(map(str, paths))
         raise RunError("there are no runs here", where=where, mend="train one first: `steppe train`")

@@ -18,3 +18,6 @@ class Observer:
 
     def epoch(self, record: dict[str, Any]) -> None:
         """An epoch is done; `record` is its line in `metrics.jsonl`."""
+
+    def say(self, text: str) -> None:
+        """Something the user should know, once."""

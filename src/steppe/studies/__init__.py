@@ -3,7 +3,7 @@
 from steppe.studies.estimate import Estimate, estimate_runs
 from steppe.studies.library import find_study, list_studies
 from steppe.studies.pipeline import add_measures, execute, load_model
-from steppe.studies.pool import default_workers, run_study
+from steppe.studies.pool import default_workers, is_complete, run_study, threads_for
 
 __all__ = [
     "Estimate",
@@ -12,7 +12,9 @@ __all__ = [
     "estimate_runs",
     "execute",
     "find_study",
+    "is_complete",
     "list_studies",
     "load_model",
     "run_study",
+    "threads_for",
 ]

@@ -11,16 +11,18 @@ import torch.nn.functional as F
 
 from steppe import cost, data
 from steppe.config import PlannedRun, RunConfig
+from steppe.errors import SteppeError
 from steppe.train import build_model, pick_device
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected cost of one run."""
+    """The expected cost of one run, or why it cannot be run."""
 
     gradient_evaluations: float
     flops: float
     time_s: float
+    problem: str | None = None
 
 
 def estimate_runs(
@@ -31,29 +33,37 @@ def estimate_runs(
     A backward pass is taken as twice the forward pass, as usual.
     """
     place = pick_device(device)
-    seconds: dict[tuple[str, str, int, str], tuple[float, int, int]] = {}
+    timed: dict[tuple[str, str, int, str], tuple[float, int, int]] = {}
     datasets: dict[str, data.Dataset] = {}
+
+    def estimate(config: RunConfig) -> Estimate:
+        name = config.data.model_dump_json()
+        if name not in datasets:
+            datasets[name] = data.load(config.data, data_root)
+        key = (name, config.model.model_dump_json(), config.batch_size, config.precision)
+        if key not in timed:
+            timed[key] = _time_gradient(config, datasets[name], place)
+        per_gradient_s, flops_per_image, batch = timed[key]
+        evaluations = _evaluations(config, len(datasets[name].train) // batch, per_gradient_s)
+        return Estimate(evaluations, 3.0 * flops_per_image * batch * evaluations, per_gradient_s * evaluations)
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    out = []
     try:
-        out = []
         for run in planned:
-            config = run.config
-            name = config.data.model_dump_json()
-            if name not in datasets:
-                datasets[name] = data.load(config.data, data_root)
-            key = (name, config.model.model_dump_json(), config.batch_size, config.precision)
-            if key not in seconds:
-                seconds[key] = _time_gradient(config, datasets[name], place)
-            per_gradient_s, flops_per_image, batch = seconds[key]
-            evaluations = _evaluations(config, len(datasets[name].train) // batch)
-            out.append(Estimate(evaluations, 3.0 * flops_per_image * batch * evaluations, per_gradient_s * evaluations))
-        return out
+            try:
+                out.append(estimate(run.config))
+            except SteppeError as error:
+                out.append(Estimate(0.0, 0.0, 0.0, str(error)))
     finally:
         torch.set_num_threads(before)
+    return out
 
 
-def _evaluations(config: RunConfig, steps_per_epoch: int) -> float:
+def _evaluations(config: RunConfig, steps_per_epoch: int, per_gradient_s: float) -> float:
+    if config.budget.seconds is not None:
+        return config.budget.seconds / per_gradient_s
     if config.budget.gradient_evaluations is not None:
         return config.budget.gradient_evaluations
     assert config.budget.epochs is not None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 
 from steppe import cost, data, models
-from steppe.config import DataConfig, MeasureConfig, RunConfig, derive_seed
+from steppe.config import MeasureConfig, RunConfig, derive_seed
 from steppe.data import Dataset, in_order
 from steppe.data.sources import Progress
 from steppe.geometry import measure_noise_loss
@@ -22,6 +21,7 @@ def execute(
     *,
     data_root: str | Path | None = None,
     device: str | None = None,
+    captured: bool = False,
     measure: MeasureConfig | None = None,
     observer: Observer | None = None,
     progress: Progress | None = None,
@@ -33,21 +33,36 @@ def execute(
         out: its folder; by default `runs/<run id>`.
         data_root: where named data sets live; by default $STEPPE_DATA, else `data`.
         device: by default the GPU where there is one.
+        captured: on CUDA, compile the step and record it as a graph.
         measure: settings of the flatness figure.
         observer: told how training goes.
         progress: told how a slow reading of the data goes.
     """
-    dataset = _load_once(config.data, data_root, progress)
-    run = train(config, dataset, out or Path("runs") / config.run_id, device=device, observer=observer)
+    dataset = data.load(config.data, data_root, progress)
+    return execute_on(dataset, config, out, device=device, captured=captured, measure=measure, observer=observer)
+
+
+def execute_on(
+    dataset: Dataset,
+    config: RunConfig,
+    out: str | Path | None = None,
+    *,
+    device: str | None = None,
+    captured: bool = False,
+    measure: MeasureConfig | None = None,
+    observer: Observer | None = None,
+) -> Run:
+    """As `execute`, on a data set that is loaded already."""
+    run = train(
+        config, dataset, out or Path("runs") / config.run_id, device=device, captured=captured, observer=observer
+    )
     add_measures(run, dataset, measure or MeasureConfig(), device=device)
     return run
 
 
 def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: str | None = None) -> None:
     """Add `cost.json` and `geometry.json` to a finished run; what is there with the same settings stays."""
-    known = run.read("geometry.json").get("noise_loss", {})
-    same = (known.get("sigma"), known.get("draws")) == (measure.noise_sigma, measure.noise_draws)
-    if run.read("cost.json") and same:
+    if has_measures(run, measure):
         return
     place = pick_device(device)
     model = load_model(run, dataset).to(place)
@@ -56,15 +71,31 @@ def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: 
     batches = list(in_order(some, dataset, batch_size=512, device=place))
     noise_loss = measure_noise_loss(model, batches, sigma=measure.noise_sigma, draws=measure.noise_draws)
     with run.lock():
-        found = {"parameters": cost.count_parameters(model), "flops_per_image": cost.count_flops(model, shape)}
+        found = {
+            "parameters": cost.count_parameters(model),
+            "trained_parameters": cost.count_parameters(model, trained=True),
+            "flops_per_image": cost.count_flops(model, shape),
+        }
         run.write("cost.json", {**found, "peak_memory_mib": run.summary.get("peak_memory_mib")})
-        run.write("geometry.json", {**run.read("geometry.json"), "noise_loss": noise_loss})
+        settings = measure.model_dump(mode="json")
+        known = run.read_or_empty("geometry.json")
+        run.write("geometry.json", {**known, "noise_loss": {**noise_loss, "settings": settings}})
+
+
+def has_measures(run: Run, measure: MeasureConfig) -> bool:
+    """Whether a run is finished and has been measured with just these settings."""
+    known = run.read_or_empty("geometry.json").get("noise_loss", {})
+    return (
+        run.finished
+        and bool(run.read_or_empty("cost.json"))
+        and known.get("settings") == measure.model_dump(mode="json")
+    )
 
 
 def load_model(run: Run, dataset: Dataset) -> torch.nn.Module:
     """Build a run's model and load its final weights."""
     size, channels = dataset.image_size, dataset.channels
-    model = models.build(run.config.model, image_size=size, channels=channels, classes=len(dataset.classes))
+    model = models.build(run.config.model, image_size=size, channels=channels, classes=len(dataset.classes), load=False)
     models.load_weights(model, run.weights)
     return model.eval()
 
@@ -73,8 +104,3 @@ def _sample(total: int, count: int) -> torch.Tensor:
     """Pick the same `count` images of a split for every run."""
     generator = torch.Generator().manual_seed(derive_seed(0, "measure"))
     return torch.randperm(total, generator=generator)[:count]
-
-
-@lru_cache(maxsize=2)
-def _load_once(config: DataConfig, root: str | Path | None, progress: Progress | None) -> Dataset:
-    return data.load(config, root, progress)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -20,7 +19,9 @@ from typing import Any
 
 from steppe.config import PlannedRun, StudyConfig
 from steppe.errors import Interrupted, RunError
-from steppe.runs import Run, write_json
+from steppe.runs import Run, locked, write_json
+from steppe.studies.pipeline import has_measures
+from steppe.train import available_cores
 
 Notify = Callable[[str, PlannedRun, dict[str, Any]], None]
 """Called with an event ("start", "epoch", "done", "failed", "kept"), the run it concerns, and its details."""
@@ -50,11 +51,23 @@ def run_study(
     Raises:
         Interrupted: Ctrl-C or SIGTERM; every worker has kept its run.
     """
-    out = Path(out)
+    with locked(Path(out), "study"):
+        return _run_locked(study, planned, Path(out), data_root, device, workers, notify)
+
+
+def _run_locked(
+    study: StudyConfig,
+    planned: list[PlannedRun],
+    out: Path,
+    data_root: str | None,
+    device: str | None,
+    workers: int | None,
+    notify: Notify | None,
+) -> dict[str, str]:
     write_json(out / "study.json", describe(study, planned))
-    todo = [p for p in planned if not _complete(out / p.config.run_id)]
+    todo = [p for p in planned if not is_complete(out, p, study)]
     workers = workers or default_workers(device)
-    threads = max(1, (os.cpu_count() or 1) // workers)  # not by what is left to do: sums depend on the threads
+    threads = threads_for(workers)  # not by what is left to do: sums depend on the threads
     shared = _Shared(study, out, data_root, device, threads=threads, notify=notify)
     for run in planned:
         if run not in todo:
@@ -71,16 +84,17 @@ def run_study(
     if shared.bug:
         raise shared.bug
     if shared.stop.is_set():
-        left = sum(not _complete(out / p.config.run_id) for p in planned)
+        left = sum(not is_complete(out, p, study) for p in planned)
         mend = "run the same command again to go on from here"
         raise Interrupted(
             f"stopped with {left} of {len(planned)} runs to go; nothing is lost", where=str(out), mend=mend
         )
+    write_json(out / "study.json", {**describe(study, planned), "failed": shared.failed})
     return shared.failed
 
 
 def describe(study: StudyConfig, planned: list[PlannedRun]) -> dict[str, Any]:
-    """What `study.json` says: the question, and which run is which cell."""
+    """What `study.json` says: the question, which run is which cell and, once it has run, which failed and why."""
     runs = [{"run_id": p.config.run_id, "labels": p.labels, "seed": p.config.seed} for p in planned]
     return {"name": study.name, "title": study.title, "question": study.question, "runs": runs}
 
@@ -90,14 +104,18 @@ def default_workers(device: str | None) -> int:
     import torch
 
     on_gpu = torch.cuda.is_available() if device is None else not device.startswith("cpu")
-    return 1 if on_gpu else os.cpu_count() or 1
+    return 1 if on_gpu else available_cores()
 
 
-def _complete(path: Path) -> bool:
-    if not (path / "config.toml").exists():
-        return False
-    run = Run(path)
-    return run.finished and bool(run.read("geometry.json")) and bool(run.read("cost.json"))
+def threads_for(workers: int) -> int:
+    """How many threads each worker computes with."""
+    return max(1, available_cores() // workers)
+
+
+def is_complete(out: Path, planned: PlannedRun, study: StudyConfig) -> bool:
+    """Whether a planned run is finished and measured as the study asks."""
+    path = out / planned.config.run_id
+    return (path / "config.toml").exists() and has_measures(Run(path), study.measure)
 
 
 class _Shared:
@@ -212,6 +230,8 @@ class _Slot:
                         text=True,
                         start_new_session=True,  # Ctrl-C reaches us alone, and we tell the workers
                     )
+                if self.shared.stop.is_set():  # the request came while it was being started
+                    self.shared.processes[self.number].send_signal(signal.SIGTERM)
             except OSError as error:
                 raise RunError(f"no worker process could be started: {error}", where=str(self.log)) from None
         return self.shared.processes[self.number]

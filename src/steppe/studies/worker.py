@@ -15,14 +15,16 @@ import os
 import sys
 import threading
 import traceback
+from functools import lru_cache
 from typing import Any, TextIO
 
 import torch
 
-from steppe.config import MeasureConfig, RunConfig
+from steppe import data
+from steppe.config import DataConfig, MeasureConfig, RunConfig
 from steppe.errors import Interrupted, SteppeError
 from steppe.runs import Observer
-from steppe.studies.pipeline import execute
+from steppe.studies.pipeline import execute_on
 
 
 def main() -> None:
@@ -42,10 +44,11 @@ def _work(job: dict[str, Any], answers: TextIO) -> dict[str, Any]:
 
     sys.argv = job["command"]  # what a person would type to have this run again, for env.json
     try:
-        execute(
-            RunConfig.model_validate(job["config"]),
+        config = RunConfig.model_validate(job["config"])
+        execute_on(
+            _load_once(config.data, job["data_root"]),
+            config,
             job["out"],
-            data_root=job["data_root"],
             device=job["device"],
             measure=MeasureConfig.model_validate(job["measure"]),
             observer=Teller(),
@@ -58,6 +61,11 @@ def _work(job: dict[str, Any], answers: TextIO) -> dict[str, Any]:
         traceback.print_exc()
         return {"event": "failed", "reason": f"{type(error).__name__}: {error} (a bug; the traceback is in the log)"}
     return {"event": "done"}
+
+
+@lru_cache(maxsize=2)
+def _load_once(config: DataConfig, root: str | None) -> data.Dataset:
+    return data.load(config, root)
 
 
 def _read_in_background(source: TextIO) -> Any:

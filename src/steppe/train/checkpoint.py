@@ -6,6 +6,7 @@ not at all.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,19 @@ from steppe.runs import write_atomically
 def save_checkpoint(path: Path, tree: dict[str, Any]) -> None:
     """Write a tree of dicts, lists, tuples, numbers, strings and tensors, atomically."""
     tensors: dict[str, torch.Tensor] = {}
-    structure = _pack(tree, tensors)
-    write_atomically(path, save(tensors, metadata={"tree": json.dumps(structure)}))
+    structure = json.dumps(_pack(tree, tensors))
+    write_atomically(path, save(tensors, metadata={"tree": structure, "sha256": _digest(structure, tensors)}))
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read back what `save_checkpoint` wrote, with tensors on the CPU."""
     try:
         with safe_open(path, framework="pt") as file:
-            structure = json.loads((file.metadata() or {})["tree"])
-            tree = _unpack(structure, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+            header = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            if header["sha256"] != _digest(header["tree"], tensors):
+                raise ValueError("its digest is another")
+            tree = _unpack(json.loads(header["tree"]), tensors)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         mend = "remove the file to begin this run again"
         raise RunError(f"the checkpoint is damaged: {error}", where=str(path), mend=mend) from None
@@ -42,6 +46,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def save_weights(path: Path, model: torch.nn.Module) -> None:
     """Write a model's weights and buffers as safetensors, atomically."""
     write_atomically(path, save({name: _dense(value) for name, value in model.state_dict().items()}))
+
+
+def _digest(structure: str, tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(structure.encode())
+    for key in sorted(tensors):
+        digest.update(tensors[key].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,12 +23,19 @@ def pick_device(name: str | None = None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError("steppe computes on cpu, cuda or mps")
         torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).strip().split("\n")[0]
         mend = "use --device cpu, or leave it away"
         raise ConfigError(f"device {name!r} cannot be used here: {reason}", where="--device", mend=mend) from None
     return device
+
+
+def available_cores() -> int:
+    """The cores this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -40,7 +47,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
+        "cores": available_cores(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -55,7 +62,12 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of a source checkout, with a plus sign where files differ from it; None when installed."""
+    """The commit of a source checkout, with a plus sign where files differ from it; None when installed.
+
+    $STEPPE_COMMIT names it where the sources were copied without their history, as to a GPU machine.
+    """
+    if named := os.environ.get("STEPPE_COMMIT"):
+        return named
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

@@ -10,62 +10,26 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
-from pathlib import Path
-from signal import SIGINT, SIGTERM, Signals, signal
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from steppe import minimizers, models
 from steppe.config import RunConfig, derive_seed
-from steppe.data import Dataset, Loader
-from steppe.errors import ConfigError, Interrupted, RunError, TrainingError
-from steppe.evaluate import measure_accuracy
-from steppe.runs import Observer, Run, create_run
+from steppe.data import Dataset, Loader, Split
+from steppe.errors import Interrupted, RunError, TrainingError
+from steppe.evaluate import Accuracy, measure_accuracy
+from steppe.minimizers import Minimizer, reestimate_batchnorm
+from steppe.runs import Observer, Run
+from steppe.train.averaging import WeightAverage
 from steppe.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
-from steppe.train.environment import describe_environment, pick_device
 from steppe.train.schedules import lr_factor
+from steppe.train.setup import build_minimizer, build_model
+from steppe.train.steps import CompiledStep, EagerStep, example_losses
 
 
-def train(
-    config: RunConfig,
-    dataset: Dataset,
-    out: str | Path,
-    *,
-    device: str | None = None,
-    observer: Observer | None = None,
-) -> Run:
-    """Train one model and leave a run folder; go on where an earlier call was stopped.
-
-    Args:
-        config: the run.
-        dataset: what `steppe.data.load(config.data)` gave.
-        out: the run folder; made if it is not there. A finished run is returned as it is.
-        device: "cpu", "cuda"…; by default the GPU where there is one.
-        observer: told about progress.
-
-    Raises:
-        RunError: the folder belongs to another configuration or data, is in use, or cannot be written.
-        TrainingError: the loss is no longer finite; the last good checkpoint is kept.
-        Interrupted: Ctrl-C or SIGTERM; the run can go on.
-    """
-    run = create_run(out, config)
-    with run.lock():
-        _check_data(run, dataset)
-        if not run.finished:
-            place = pick_device(device)
-            with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []), _stop_requests() as stop:
-                run.write("env.json", describe_environment(place))
-                _Training(run, config, dataset, place, observer or Observer(), stop).complete()
-    return run
-
-
-class _Training:
+class Training:
     """The state of one run, and what moves it on."""
 
     def __init__(
@@ -76,44 +40,57 @@ class _Training:
         device: torch.device,
         observer: Observer,
         stop: threading.Event,
+        captured: bool,
     ) -> None:
+        """Build everything, and go on from the checkpoint where there is one."""
         self.run, self.config, self.dataset, self.device = run, config, dataset, device
         self.observer, self.stop = observer, stop
         self.loader = Loader(
-            dataset, batch_size=config.batch_size, augment=config.augment, seed=config.seed, device=device
+            dataset,
+            batch_size=config.batch_size,
+            augment=config.augment,
+            seed=config.seed,
+            device=device,
+            channels_last=device.type == "cuda",
         )
         self.model = build_model(config, dataset).to(device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self.model = self.model.to(memory_format=torch.channels_last)
         self.minimizer = build_minimizer(config, self.model, self._share)
-        self.peak_lrs = [float(group["lr"]) for group in self.minimizer.param_groups]
+        self.peaks = [{key: float(group[key]) for key in ("lr", "rho")} for group in self.minimizer.param_groups]
+        self.average = WeightAverage(self.model, config.ema) if config.ema else None
         self.steps = 0
         self.time_s = 0.0
-        self.last_cost = 1.0
+        self.clock: float | None = None
+        self.best_val, self.stale_epochs = math.inf, 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
         self.seen = 0
         self.first_bad = torch.full((), 2**62, device=device)
         if run.checkpoint.exists():
             self._restore()
+        elif config.budget.gradient_evaluations and self._done():
+            what = f"a budget of {config.budget.gradient_evaluations} gradient(s) does not pay for one step"
+            raise TrainingError(what, where="budget.gradient_evaluations", mend=f"a step costs {self._next_cost():g}")
+        self.step: EagerStep | CompiledStep
+        if captured:
+            self.step = CompiledStep(self.model.train(), self.minimizer, config, *self.loader.batch(0, 0))
+        else:
+            self.step = EagerStep(self.model, self.minimizer, config, observer.say)
 
     def complete(self) -> None:
         """Spend what is left of the budget, then write the weights and the summary."""
         self.observer.start(self.run, self._total_epochs(), self.steps / len(self.loader))
-        try:
-            while not self._done():
-                self._train_epoch()
-        except torch.OutOfMemoryError:
-            mend = f"try a smaller batch_size than {self.config.batch_size}"
-            raise TrainingError("the GPU's memory ran out", where=str(self.run.path), mend=mend) from None
-        except TrainingError as error:
-            self.run.write("summary.json", {"status": "failed", "reason": str(error), **self._spent()})
-            raise
+        while not self._done():
+            self._train_epoch()
         self._finish()
 
     # -- one epoch ----------------------------------------------------------------------------------------------
 
     def _train_epoch(self) -> None:
         self.model.train()
-        start = time.perf_counter()
+        self.clock = time.perf_counter()
         while True:
             self._train_step()
             self.observer.step(self.steps / len(self.loader))
@@ -122,12 +99,11 @@ class _Training:
             if self.steps % len(self.loader) == 0 or self._done():
                 break
             if self.stop.is_set():
-                self.time_s += time.perf_counter() - start
+                self._stop_clock()
+                self._check_weights()
                 self._save()
                 self._raise_interrupted()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.time_s += time.perf_counter() - start
+        self._stop_clock()
         self._check_finite()
         self._record_epoch()
         self._save()
@@ -136,54 +112,69 @@ class _Training:
 
     def _train_step(self) -> None:
         epoch, index = divmod(self.steps, len(self.loader))
-        factor = lr_factor(self.config.schedule, self._share())
-        for group, peak in zip(self.minimizer.param_groups, self.peak_lrs, strict=True):
-            group["lr"] = peak * factor
-        images, labels = self.loader.batch(epoch, index)
+        self._set_rates()
+        images, targets = self.loader.batch(epoch, index)
         torch.manual_seed(derive_seed(self.config.seed, "step", self.steps))
-        seen = False
-
-        def losses(part: slice | torch.Tensor) -> torch.Tensor:
-            nonlocal seen
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-                logits = self.model(images[part])
-                smoothing = self.config.label_smoothing
-                found = F.cross_entropy(logits, labels[part], reduction="none", label_smoothing=smoothing)
-            if not seen:
-                seen = True
-                self.correct += (logits.detach().argmax(1) == labels[part]).sum()
-                self.seen += len(logits)
-            return found
-
-        spent = self.minimizer.gradient_evaluations
-        loss = self.minimizer.step(minimizers.Batch(len(labels), losses)).detach()
-        self.last_cost = self.minimizer.gradient_evaluations - spent
+        compiled_s = self.step.compile_s
+        loss, hits, seen = self.step(images, targets)
+        self.clock = (self.clock or 0.0) + self.step.compile_s - compiled_s  # compiling is told apart
+        if self.average:
+            self.average.update()
         self.loss_sum += loss
+        self.correct += hits
+        self.seen += seen
         self.first_bad = torch.where(torch.isfinite(loss), self.first_bad, self.first_bad.clamp(max=self.steps))
         self.steps += 1
 
+    def _set_rates(self) -> None:
+        share = self._share()
+        factor = lr_factor(self.config.schedule, share)
+        final = self.config.minimizer.rho_final
+        for group, peak in zip(self.minimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak["lr"] * factor
+            if final is not None:
+                group["rho"] = peak["rho"] * (final + (1 - final) * (1 + math.cos(math.pi * share)) / 2)
+
     def _record_epoch(self) -> None:
-        with self.minimizer.unperturbed():
-            val = measure_accuracy(self.model, self.dataset.val, self.dataset, device=self.device)
+        with self._evaluated():
+            val = self._measure(self.dataset.val)
         if not math.isfinite(val["loss"]):
             self._raise_diverged(self.steps)
         count = len(self.loader) if self.steps % len(self.loader) == 0 else self.steps % len(self.loader)
         group = self.minimizer.param_groups[0]
         record = {
             "epoch": math.ceil(self.steps / len(self.loader)),
-            **self._spent(),
+            **self.spent(),
             "lr": float(group["lr"]),
-            "rho": float(group["rho"]) if "rho" in group else None,
+            "rho": float(group["rho"]) if self.config.minimizer.name != "base" else None,
             "train_loss": self.loss_sum.item() / count,
             "train_accuracy": self.correct.item() / self.seen,
             "val_loss": val["loss"],
             "val_accuracy": val["accuracy"],
         }
         self.run.append_metrics(record)
+        self.stale_epochs = 0 if val["loss"] < self.best_val else self.stale_epochs + 1
+        self.best_val = min(self.best_val, val["loss"])
         self.loss_sum.zero_()
         self.correct.zero_()
         self.seen = 0
         self.observer.epoch(record)
+
+    @contextmanager
+    def _evaluated(self) -> Iterator[None]:
+        """Inside, the model has the weights that count: unperturbed, and averaged where an average is kept."""
+        with self.minimizer.unperturbed(), self.average.in_place() if self.average else nullcontext():
+            if self.average or self.config.minimizer.name == "msam":  # their BatchNorm statistics are of other weights
+                torch.manual_seed(derive_seed(self.config.seed, "statistics", self.steps))
+                some = (self.loader.batch(0, index)[0] for index in range(min(20, len(self.loader))))
+                with torch.no_grad():
+                    reestimate_batchnorm(self.model, some)
+            yield
+
+    def _measure(self, split: Split) -> Accuracy:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            size = min(1024, 8 * self.config.batch_size)
+            return measure_accuracy(self.model, split, self.dataset, device=self.device, batch_size=size)
 
     # -- the budget ---------------------------------------------------------------------------------------------
 
@@ -192,23 +183,54 @@ class _Training:
         budget = self.config.budget
         if budget.epochs is not None:
             return self.steps / (budget.epochs * len(self.loader))
+        if budget.seconds is not None:
+            return (self.time_s + self._running_s()) / budget.seconds
         assert budget.gradient_evaluations is not None
         return self.minimizer.gradient_evaluations / budget.gradient_evaluations
 
+    def _running_s(self) -> float:
+        """Seconds since the clock was started; a GPU is waited for now and then, lest the host count ahead of it."""
+        if self.clock is None:
+            return 0.0
+        if self.device.type == "cuda" and self.steps % 16 == 0:
+            torch.cuda.synchronize()
+        return time.perf_counter() - self.clock
+
+    def _stop_clock(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        assert self.clock is not None
+        self.time_s += time.perf_counter() - self.clock
+        self.clock = None
+
     def _done(self) -> bool:
         budget = self.config.budget
+        if self.stale_epochs >= (self.config.patience or math.inf):
+            return True
         if budget.gradient_evaluations is not None:
-            return budget.gradient_evaluations - self.minimizer.gradient_evaluations < self.last_cost
+            return budget.gradient_evaluations - self.minimizer.gradient_evaluations < self._next_cost() - 1e-6
         return self._share() >= 1
+
+    def _next_cost(self) -> float:
+        """The most that the coming step may cost, in gradients."""
+        kind = self.minimizer.kind()
+        if not kind.second:
+            return 1.0
+        if self.config.minimizer.name == "esam":
+            return 1 + 1 / 3 + (self.config.minimizer.gamma or 1.0)
+        return (self.config.minimizer.ascent_fraction or 1.0) * kind.first + 1.0
 
     def _total_epochs(self) -> float:
         budget = self.config.budget
         if budget.epochs is not None:
             return budget.epochs
+        if budget.seconds is not None:
+            return max(self.steps / len(self.loader) / max(self._share(), 1e-9), 1) if self.steps else 1
         assert budget.gradient_evaluations is not None
         return budget.gradient_evaluations / self.config.minimizer.expected_gradients / len(self.loader)
 
-    def _spent(self) -> dict[str, float]:
+    def spent(self) -> dict[str, float]:
+        """Steps, gradients and seconds so far."""
         return {
             "steps": self.steps,
             "gradient_evaluations": float(self.minimizer.gradient_evaluations),
@@ -227,10 +249,13 @@ class _Training:
             "minimizer": self.minimizer.state_dict(),
             "steps": self.steps,
             "time_s": self.time_s,
-            "last_cost": self.last_cost,
+            "threads": torch.get_num_threads(),
             "loss_sum": self.loss_sum,
             "correct": self.correct,
             "seen": self.seen,
+            "best_val": self.best_val,
+            "stale_epochs": self.stale_epochs,
+            "average": self.average.state_dict() if self.average else None,
         }
         save_checkpoint(self.run.checkpoint, tree)
 
@@ -242,13 +267,30 @@ class _Training:
                 raise RunError("the checkpoint belongs to another configuration")
             self.model.load_state_dict(tree["model"])
             self.minimizer.load_state_dict(tree["minimizer"])
-            self.steps, self.time_s, self.last_cost = tree["steps"], tree["time_s"], tree["last_cost"]
-            self.seen = tree["seen"]
+            _match_layout(self.minimizer)
+            self.steps, self.time_s = tree["steps"], tree["time_s"]
+            if self.device.type == "cpu":
+                torch.set_num_threads(tree["threads"])  # sums, and so the last digits, depend on their number
+            self.seen, self.best_val, self.stale_epochs = tree["seen"], tree["best_val"], tree["stale_epochs"]
+            if self.average:
+                self.average.load_state_dict(tree["average"])
             self.loss_sum.copy_(tree["loss_sum"])
             self.correct.copy_(tree["correct"])
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, RunError) as error:
             reason = error.what if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
             raise RunError(f"the checkpoint does not fit: {reason}", where=str(self.run.path), mend=mend) from None
+
+    @torch.no_grad()
+    def _check_weights(self) -> None:
+        """Do not keep weights that a ruinous step has left: their loss must be finite too."""
+        self._check_finite()
+        images, targets = self.loader.batch(*divmod(self.steps, len(self.loader)))
+        self.model.eval()
+        with self.minimizer.unperturbed():
+            finite = bool(torch.isfinite(example_losses(self.model(images), targets, self.config)).all())
+        self.model.train()
+        if not finite:
+            self._raise_diverged(self.steps)
 
     def _check_finite(self) -> None:
         bad = int(self.first_bad)
@@ -274,9 +316,9 @@ class _Training:
         )
 
     def _finish(self) -> None:
-        with self.minimizer.unperturbed():
+        with self._evaluated():
             found = {
-                name: measure_accuracy(self.model, split, self.dataset, device=self.device)
+                name: self._measure(split)
                 for name, split in (
                     ("train", self.dataset.train),
                     ("val", self.dataset.val),
@@ -284,89 +326,28 @@ class _Training:
                 )
             }
             save_weights(self.run.weights, self.model)
-        times = [record["time_s"] for record in self.run.metrics()]
+        times = [float(record.get("time_s", 0.0)) for record in self.run.metrics()]
         epochs_s = [later - earlier for earlier, later in zip([0.0, *times], times, strict=False)]
         summary = {
             "status": "finished",
+            "config_sha256": self.run.config_sha256,
             "epochs": self.steps / len(self.loader),
-            **self._spent(),
-            "time_per_epoch_s": statistics.median(epochs_s[1:] or epochs_s),
+            **self.spent(),
+            "time_per_epoch_s": statistics.median(epochs_s[1:] or epochs_s or [self.time_s]),
             **found,
             "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+        if self.step.compile_s:
+            summary["compile_s"] = self.step.compile_s
         if self.device.type == "cuda":
             summary["peak_memory_mib"] = torch.cuda.max_memory_allocated(self.device) / 2**20
         self.run.write("summary.json", summary)
         self.run.checkpoint.unlink(missing_ok=True)
 
 
-def build_model(config: RunConfig, dataset: Dataset) -> nn.Module:
-    """Make the run's model for its data, with the weights its seed gives."""
-    torch.manual_seed(derive_seed(config.seed, "weights"))
-    return models.build(
-        config.model, image_size=dataset.image_size, channels=dataset.channels, classes=len(dataset.classes)
-    )
-
-
-def build_minimizer(
-    config: RunConfig, model: nn.Module, share: Callable[[], float] = lambda: 0.0
-) -> minimizers.Minimizer:
-    """Make the run's optimizer, wrapped in its minimizer. Biases, norms and embeddings of rank one do not decay.
-
-    Args:
-        config: the run.
-        model: the network to train.
-        share: tells the share of the budget spent so far, for the sharpness schedule `sharp_last`.
-    """
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    kept = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]
-    options: dict[str, Any] = {"lr": config.optimizer.lr, "weight_decay": config.optimizer.weight_decay, "fused": True}
-    if config.optimizer.momentum is not None:
-        options["momentum"] = config.optimizer.momentum
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer.name]
-    base = kind([group for group in groups if group["params"]], **options)
-    own = config.minimizer.model_dump(exclude={"name", "sharp_every", "sharp_last"}, exclude_none=True)
-    if config.minimizer.sharp_every:
-        own["schedule"] = minimizers.Every(config.minimizer.sharp_every)
-    if config.minimizer.sharp_last:
-        last = config.minimizer.sharp_last
-        own["schedule"] = lambda step: share() >= 1 - last
-    if config.minimizer.name == "gsam":
-        own["lr_max"] = config.optimizer.lr
-    try:
-        return minimizers.create(config.minimizer.name, base, model, clip_norm=config.clip_norm, **own)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"this minimizer cannot be made: {error}", where="minimizer") from None
-
-
-def _check_data(run: Run, dataset: Dataset) -> None:
-    """Refuse to go on with other data than the run began with."""
-    before = run.read("data.json")
-    if not before:
-        run.write("data.json", dataset.describe())
-    elif before.get("fingerprint") != dataset.fingerprint:
-        mend = "bring the old data back, or choose another folder with --out"
-        raise RunError("the data is not what this run was made with", where=str(run.path), mend=mend)
-
-
-@contextmanager
-def _stop_requests() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C or SIGTERM into a request that is met after the step; a second one is obeyed at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before: dict[Signals, Any] = {}
-
-    def request(number: int, frame: object) -> None:
-        stop.set()
-        signal(number, before[Signals(number)])
-
-    for kind in (SIGINT, SIGTERM):
-        before[kind] = signal(kind, request)
-    try:
-        yield stop
-    finally:
-        for kind, handler in before.items():
-            signal(kind, handler)
+def _match_layout(minimizer: Minimizer) -> None:
+    """Lay a loaded state out as its parameters are (channels-last, say): fused optimizers insist on it."""
+    for parameter, state in minimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -1,0 +1,249 @@
+"""What happens to a batch between the store and the model: crops, policies, resizing, normalisation, mixing.
+
+Everything is a function of the images and of uniform numbers drawn beforehand on the CPU (`Draws`), one row for each
+image of the epoch: the same batches on every device, nothing random carried over, fixed shapes, and no question to
+the host, so a step can be captured or compiled with it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from steppe.config import AugmentConfig, derive_seed
+from steppe.data.dataset import Dataset
+from steppe.data.policies import AutoAugment, RandAugment
+from steppe.data.resample import resize, resize_boxes
+from steppe.errors import ConfigError
+
+ATTEMPTS = 10
+BLOCK = 2**22
+"""About so many numbers are drawn at a time."""
+BELOW_ONE = 1 - 2.0**-20
+"""So that a draw times n stays under n after rounding: it becomes an index."""
+
+
+class Normalise:
+    """Turn images into floats with the training set's mean 0 and standard deviation 1 in every channel."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        """Keep the statistics on `device`."""
+        shape = (1, -1, 1, 1)
+        self.mean = torch.tensor(dataset.mean, dtype=torch.float32, device=device).view(shape)
+        self.std = torch.tensor(dataset.std, dtype=torch.float32, device=device).view(shape)
+        self.size = dataset.size
+        self.top = 1.0 if _is_float(dataset) else 255.0
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Resize and normalise a batch; enlarging commutes with normalising, which then touches fewer pixels."""
+        size = self.size or images.shape[-1]
+        if size < images.shape[-1]:
+            images = resize(images, size)
+        images = (images / self.top).sub_(self.mean).div_(self.std)
+        return resize(images, size)
+
+
+class Augment:
+    """The changes of `AugmentConfig`, then normalisation, then mixing."""
+
+    def __init__(self, dataset: Dataset, config: AugmentConfig, device: torch.device) -> None:
+        """Work out how many numbers each image needs."""
+        geometric = config.crop_padding or config.resized_crop or config.flip or config.cutout
+        if _is_float(dataset) and (geometric or config.randaugment or config.autoaugment):
+            raise ConfigError(f"{dataset.name!r} holds points, not pictures: only mixup changes them", where="augment")
+        self.config, self.classes, self.size = config, len(dataset.classes), dataset.image_size
+        self.normalise = Normalise(dataset, device)
+        at = self.size if config.resized_crop else dataset.train.shape[-1]
+        self._policy: RandAugment | AutoAugment | None = None
+        if config.randaugment:
+            magnitude = 9 if config.randaugment_magnitude is None else config.randaugment_magnitude
+            self._policy = RandAugment(config.randaugment, magnitude, at, device)
+        elif config.autoaugment:
+            self._policy = AutoAugment(config.autoaugment, at, device)
+        self.columns = (
+            (2 if config.crop_padding else 0)
+            + (2 * ATTEMPTS + 2 if config.resized_crop else 0)
+            + (1 if config.flip else 0)
+            + (self._policy.columns if self._policy else 0)
+            + (2 if config.cutout else 0)
+        )
+
+    def __call__(
+        self, images: torch.Tensor, labels: torch.Tensor, draws: torch.Tensor, mixing: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Change a batch.
+
+        Args:
+            images: as they are kept, (B, C, H, W).
+            labels: (B,).
+            draws: (B, columns) uniform numbers.
+            mixing: (4,), what `Draws` says about this batch's mixing.
+
+        Returns:
+            Normalised images of the data set's size, and labels, or (B, classes) probabilities if images are mixed.
+        """
+        config, taken = self.config, 0
+
+        def take(count: int) -> torch.Tensor:
+            nonlocal taken
+            taken += count
+            return draws[:, taken - count : taken]
+
+        places = take(2) if config.crop_padding else None
+        box = draw_boxes(take(2 * ATTEMPTS + 2), config.resized_crop, images.shape[-1]) if config.resized_crop else None
+        mirrored = take(1)[:, 0] < 0.5 if config.flip else None
+        if box is not None:
+            images = resize_boxes(images, box, self.size, mirrored)
+        elif places is not None or mirrored is not None:
+            images = shift(images, config.crop_padding, places, mirrored)
+        if self._policy is not None:
+            if images.is_floating_point():
+                images = images.round().clamp(0, 255).to(torch.uint8)
+            images = self._policy(images, take(self._policy.columns))
+        images = self.normalise(images)
+        if config.cutout:
+            images = cut_out(images, config.cutout, take(2))
+        if config.mixes:
+            sure = (labels[:, None] == torch.arange(self.classes, device=labels.device)).float()
+            return mix(images, sure, mixing, cutmix=config.cutmix > 0)
+        return images, labels
+
+
+class Draws:
+    """The uniform numbers of an epoch's batches, by (seed, epoch, index): drawn on the CPU, a block at a time."""
+
+    def __init__(
+        self,
+        config: AugmentConfig,
+        columns: int,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        view: int = 0,
+    ) -> None:
+        """Draw for batches of `batch_size`, `columns` numbers an image, and move them to `device`."""
+        self.config, self.columns, self.batch_size, self.device = config, columns, batch_size, device
+        self.seed = derive_seed(seed, "augment", *([view] if view else []))
+        self._batches = max(1, min(512, BLOCK // max(1, batch_size * columns)))
+        self._block: tuple[int, int] | None = None
+        self._draws = self._mixing = torch.empty(0)
+
+    def of(self, epoch: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give batch `index` of `epoch` its numbers: (batch size, columns), and (4,) for its mixing."""
+        block, place = divmod(index, self._batches)
+        if self._block != (epoch, block):
+            rng = np.random.Generator(np.random.Philox(derive_seed(self.seed, epoch, block)))
+            draws = rng.random((self._batches, self.batch_size, self.columns), dtype=np.float32)
+            draws.clip(max=BELOW_ONE, out=draws)
+            self._draws, self._mixing = self._move(draws), self._move(self._draw_mixing(rng))
+            self._block = epoch, block
+        return self._draws[place], self._mixing[place]
+
+    def _draw_mixing(self, rng: np.random.Generator) -> np.ndarray:
+        """One row a batch: the first image's share in mixup and in CutMix (1: not this time), and the box's centre."""
+        config, count = self.config, self._batches
+        out = np.ones((count, 4), np.float32)
+        if not config.mixes:
+            return out
+        touched = rng.random(count) < (config.mixup_probability or 1.0)
+        pasted = touched & (rng.random(count) < (0.5 if config.mixup else 1.0)) & (config.cutmix > 0)
+        for column, alpha, used in ((0, config.mixup, touched & ~pasted), (1, config.cutmix, pasted)):
+            if alpha:
+                out[:, column] = np.where(used, rng.beta(alpha, alpha, count), 1.0)
+        out[:, 2:] = rng.random((count, 2))
+        return out
+
+    def _move(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
+
+
+def shift(
+    images: torch.Tensor, padding: int, draws: torch.Tensor | None, mirrored: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Pad with black, crop back at a random place and mirror, in one gather.
+
+    Args:
+        images: (B, C, H, W).
+        padding: pixels on every side.
+        draws: (B, 2) uniform numbers for the place; None for no padding.
+        mirrored: (B,) of bool, which to mirror.
+    """
+    count, channels, height, width = images.shape
+    row = torch.arange(height, device=images.device).expand(count, height)
+    column = torch.arange(width, device=images.device).expand(count, width)
+    if mirrored is not None:
+        column = torch.where(mirrored[:, None], column.flip(1), column)
+    if draws is not None:
+        place = (draws * (2 * padding + 1)).long()
+        row, column = row + place[:, :1], column + place[:, 1:]
+        images = F.pad(images, (padding, padding, padding, padding))
+    source = row[:, :, None] * images.shape[-1] + column[:, None, :]
+    index = source.view(count, 1, -1).expand(-1, channels, -1)
+    return images.flatten(2).gather(2, index).view(count, channels, height, width)
+
+
+def draw_boxes(draws: torch.Tensor, smallest: float, side: int) -> torch.Tensor:
+    """Draw an Inception-style crop of every square image, (B, 4): top, left, height, width in whole pixels.
+
+    Area uniform from `smallest` to all of the image, aspect ratio log-uniform from 3/4 to 4/3; of ten attempts the
+    first that lies inside counts, else the whole image (Szegedy et al., arXiv:1409.4842, as in torchvision).
+    """
+    area = (smallest + (1 - smallest) * draws[:, :ATTEMPTS]) * side**2
+    ratio = torch.exp((2 * draws[:, ATTEMPTS : 2 * ATTEMPTS] - 1) * math.log(4 / 3))
+    width, height = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (width > 0) & (width <= side) & (height > 0) & (height <= side)
+    first = fits.int().argmax(1, keepdim=True)
+    none = ~fits.any(1)
+    width = torch.where(none, float(side), width.gather(1, first)[:, 0])
+    height = torch.where(none, float(side), height.gather(1, first)[:, 0])
+    top = (draws[:, -2] * (side - height + 1)).floor()
+    left = (draws[:, -1] * (side - width + 1)).floor()
+    return torch.stack([top, left, height, width], 1)
+
+
+def cut_out(images: torch.Tensor, side: int, draws: torch.Tensor) -> torch.Tensor:
+    """Set a square around a random pixel to the mean, 0, as much of it as lies inside (DeVries, arXiv:1708.04552)."""
+    height, width = images.shape[-2:]
+    top, left = ((draws[:, 0] * height).floor() - side // 2, (draws[:, 1] * width).floor() - side // 2)
+    row = torch.arange(height, device=images.device)[None, :, None] - top[:, None, None]
+    column = torch.arange(width, device=images.device)[None, None, :] - left[:, None, None]
+    blank = (row >= 0) & (row < side) & (column >= 0) & (column < side)
+    return images.masked_fill(blank[:, None], 0.0)
+
+
+def mix(
+    images: torch.Tensor, targets: torch.Tensor, mixing: torch.Tensor, *, cutmix: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mix each image with its neighbour in the batch, and their targets in the same shares.
+
+    mixup: λ x + (1 - λ) x' (Zhang, arXiv:1710.09412); CutMix: a box of x' with 1 - λ of the area, cut off at the
+    border, where the targets go by the area that is left (Yun, arXiv:1905.04899).
+    """
+    share, kept, centre_y, centre_x = mixing.unbind(0)
+    others, other_targets = images.roll(1, 0), targets.roll(1, 0)
+    images = torch.lerp(others, images, share)
+    if cutmix:
+        height, width = images.shape[-2:]
+        side = (1 - kept).clamp_min(0).sqrt()
+        row = torch.arange(height, device=images.device)[:, None]
+        column = torch.arange(width, device=images.device)[None, :]
+        inside = _between(row, centre_y, side, height) & _between(column, centre_x, side, width)
+        images = torch.where(inside, others, images)
+        share = share * (1 - inside.float().mean())
+    return images, torch.lerp(other_targets, targets, share)
+
+
+def _between(pixel: torch.Tensor, centre: torch.Tensor, side: torch.Tensor, length: int) -> torch.Tensor:
+    half = torch.floor(side * length) / 2
+    middle = torch.floor(centre * length)
+    return (pixel >= torch.floor(middle - half)) & (pixel < torch.floor(middle + half))
+
+
+def _is_float(dataset: Dataset) -> bool:
+    return isinstance(dataset.train.store, torch.Tensor) and dataset.train.store.is_floating_point()

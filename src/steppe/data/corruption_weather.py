@@ -1,0 +1,170 @@
+"""Snow, frost, fog and spatter: corruptions that lay something drawn over the image. See `corruptions`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from steppe.data.corruption_tools import Keyed, coloured, filtered, gaussian, grey, motion, zoomed
+
+WATER, MUD = (175, 238, 238), (63, 42, 20)
+FAR = 20
+"""Distances to the edge of a drop beyond this are all one."""
+
+
+def snow(x: torch.Tensor, c: tuple[float, float, float, float, float, float, float], random: Keyed) -> torch.Tensor:
+    """Lay blown flakes over a paler image.
+
+    Flakes are normal noise (c₀, c₁), enlarged by c₂, kept above c₃ and blurred by motion (c₄, c₅); they fall twice,
+    the second time upside down. The image pales by 1 - c₆.
+    """
+    mean, spread, zoom, threshold, radius, sigma, kept = c
+    side = x.shape[-1]
+    flakes = zoomed(mean + spread * random.normal(1, side, side), zoom)
+    flakes = torch.where(flakes < threshold, 0.0, flakes).clamp(0, 1).mul(255).floor() / 255
+    flakes = motion(flakes, radius, sigma, angle=random.uniform(1)[:, 0] * 90 - 135)
+    flakes = (flakes * 255).round() / 255
+    pale = torch.maximum(x, grey(x) * 1.5 + 0.5)
+    return kept * x + (1 - kept) * pale + flakes + flakes.flip(2, 3)
+
+
+def fog(x: torch.Tensor, c: tuple[float, float], random: Keyed) -> torch.Tensor:
+    """Add c₀ times a plasma fractal, and bring the brightest value back to what it was."""
+    amount, decay = c
+    side = x.shape[-1]
+    plasma = plasma_fractal(2 ** math.ceil(math.log2(max(side, 32))), decay, random)[:, None, :side, :side]
+    top = x.amax((1, 2, 3), keepdim=True)
+    return (x + amount * plasma) * top / (top + amount)
+
+
+def plasma_fractal(side: int, decay: float, random: Keyed) -> torch.Tensor:
+    """Heights (B, side, side) from 0 to 1, by the diamond-square algorithm on a torus; `side` is a power of two.
+
+    Each finer step adds uniform noise of ±w², with w = 100 at first and divided by `decay` at every step.
+    """
+    wibble, step = 100.0, side
+    heights = torch.zeros(random.count, side, side, device=random.device)
+
+    def place(rows: slice, columns: slice, total: torch.Tensor) -> None:
+        noise = 2 * random.uniform(*total.shape[1:]) - 1
+        heights[:, rows, columns] = total / 4 + wibble**2 * noise
+
+    while step >= 2:
+        half = step // 2
+        even, odd = slice(0, side, step), slice(half, side, step)
+        corners = heights[:, even, even]
+        pairs = corners + corners.roll(-1, 1)
+        place(odd, odd, pairs + pairs.roll(-1, 2))
+        middles, corners = heights[:, odd, odd], heights[:, even, even]
+        place(even, odd, middles + middles.roll(1, 1) + corners + corners.roll(-1, 2))
+        place(odd, even, middles + middles.roll(1, 2) + corners + corners.roll(-1, 1))
+        step, wibble = half, wibble / decay
+    heights -= heights.amin((1, 2), keepdim=True)
+    return heights / heights.amax((1, 2), keepdim=True)
+
+
+def frost(x: torch.Tensor, c: tuple[float, float], random: Keyed) -> torch.Tensor:
+    """Give c₀ times the image plus c₁ times ice."""
+    return c[0] * x + c[1] * ice(x.shape[-1], random) * coloured((235, 245, 255), x)
+
+
+def ice(side: int, random: Keyed) -> torch.Tensor:
+    """Frost on a pane, (B, 1, side, side) from 0 to 1: needles along the creases of noise at several scales.
+
+    Ridged noise, Σ aᵏ (1 - |2n_k - 1|)⁴ where n_k is smooth noise of cell size side/2ᵏ⁺¹, stretched along a direction
+    of its own; a slow field makes some of the pane thick with ice and leaves some clear.
+    """
+    line = torch.linspace(-1, 1, side, device=random.device)
+    angle = random.uniform(1, 1) * math.pi
+    along = angle.cos() * line[None, None, :] + angle.sin() * line[None, :, None]
+    across = -angle.sin() * line[None, None, :] + angle.cos() * line[None, :, None]
+    needles = torch.zeros_like(along)
+    octaves = max(2, int(math.log2(side)) - 2)
+    for k in range(octaves):
+        cells = 2 ** (k + 2)
+        grid = random.uniform(1, cells + 1, cells + 1)
+        places = torch.stack([across * 0.7, along * (0.7 if k < 2 else 0.35)], -1)
+        smooth = F.grid_sample(grid, places, padding_mode="reflection", align_corners=True)[:, 0]
+        needles = needles + 0.75**k * (1 - (2 * smooth - 1).abs()) ** 4
+    thick = F.interpolate(random.uniform(1, 3, 3), size=(side, side), mode="bicubic", align_corners=True)[:, 0]
+    cover = (0.35 + 0.9 * thick).clamp(0.15, 1)
+    needles = needles / needles.amax((1, 2), keepdim=True)
+    return (cover * needles.sqrt()).clamp(0, 1)[:, None]
+
+
+def spatter(x: torch.Tensor, c: tuple[float, float, float, float, float, bool], random: Keyed) -> torch.Tensor:
+    """Drops of water, lit from one side, or of mud: smooth noise (c₀, c₁, σ = c₂) above c₃, as strong as c₄."""
+    mean, spread, sigma, threshold, strength, muddy = c
+    side = x.shape[-1]
+    liquid = gaussian(mean + spread * random.normal(1, side, side), sigma)
+    liquid = torch.where(liquid < threshold, 0.0, liquid)
+    if muddy:
+        cover = gaussian((liquid > threshold).float(), strength)
+        cover = torch.where(cover < 0.8, 0.0, cover)
+        return x * (1 - cover) + coloured(MUD, x) * cover
+    liquid = (liquid * 255).clamp(0, 255).floor()
+    distance = _distance(_edges(liquid, 50, 150))
+    distance = _equalised(filtered(distance, torch.full((3, 3), 1 / 9)).floor())
+    slope = torch.tensor([[-2.0, -1.0, 0.0], [-1.0, 1.0, 1.0], [0.0, 1.0, 2.0]])
+    relief = filtered(distance, slope).clamp(0, 255)
+    light = liquid * filtered(relief, torch.full((3, 3), 1 / 9)).round()
+    cover = strength * light / light.amax((1, 2, 3), keepdim=True).clamp_min(1e-6)
+    return x + cover * coloured(WATER, x)
+
+
+def _edges(grey: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Canny's edges of (B, 1, H, W): crests of the Sobel gradient above `high`, and those above `low` they lead to."""
+    sobel = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
+    padded = F.pad(grey, (1, 1, 1, 1), mode="replicate")
+    dx = F.conv2d(padded, sobel.to(grey)[None, None])
+    dy = F.conv2d(padded, sobel.T.to(grey)[None, None])
+    strength = dx.abs() + dy.abs()
+    around = F.pad(strength, (1, 1, 1, 1))
+    height, width = grey.shape[-2:]
+
+    def beside(down: int, right: int) -> torch.Tensor:
+        return around[..., 1 + down : 1 + down + height, 1 + right : 1 + right + width]
+
+    flat, steep = dy.abs() < 0.41421 * dx.abs(), dy.abs() > 2.41421 * dx.abs()
+    falling = dx * dy > 0
+    before = torch.where(flat, beside(0, -1), torch.where(steep, beside(-1, 0), beside(-1, -1)))
+    after = torch.where(flat, beside(0, 1), torch.where(steep, beside(1, 0), beside(1, 1)))
+    before = torch.where(~flat & ~steep & ~falling, beside(-1, 1), before)
+    after = torch.where(~flat & ~steep & ~falling, beside(1, -1), after)
+    crest = (strength > before) & (strength >= after)
+    weak, edge = crest & (strength > low), crest & (strength > high)
+    for _ in range(height):
+        grown = (F.max_pool2d(edge.float(), 3, 1, 1) > 0) & weak
+        if torch.equal(grown, edge):
+            break
+        edge = grown
+    return edge
+
+
+def _distance(edge: torch.Tensor) -> torch.Tensor:
+    """Euclidean distance of every pixel to the nearest edge, up to `FAR`: first along columns, then along rows."""
+    height, width = edge.shape[-2:]
+    big = float(4 * FAR**2)
+    squared = torch.where(edge, 0.0, big)
+    for dims, length in (((FAR, FAR, 0, 0), width), ((0, 0, FAR, FAR), height)):
+        padded = F.pad(squared, dims, value=big)
+        best = squared
+        for offset in range(-FAR, FAR + 1):
+            start = FAR + offset
+            part = padded[..., start : start + length] if dims[0] else padded[..., start : start + length, :]
+            best = torch.minimum(best, part + offset**2)
+        squared = best
+    return squared.sqrt().clamp(max=FAR)
+
+
+def _equalised(bytes_: torch.Tensor) -> torch.Tensor:
+    """Spread the histogram of (B, 1, H, W) whole numbers from 0 to 255 evenly, its lowest value at 0."""
+    flat = bytes_.flatten(1).long().clamp(0, 255)
+    counts = torch.zeros(len(flat), 256, device=flat.device).scatter_add_(1, flat, torch.ones_like(flat).float())
+    below = counts.cumsum(1)
+    first = below.gather(1, flat.amin(1, keepdim=True))
+    table = ((below - first) * 255 / (flat.shape[1] - first).clamp_min(1)).round().clamp(0, 255)
+    table = torch.where(first == flat.shape[1], torch.arange(256.0, device=flat.device), table)
+    return table.gather(1, flat).view_as(bytes_)

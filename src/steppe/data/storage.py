@@ -1,0 +1,222 @@
+"""Images that are not kept in memory: decoded once into a memory-mapped file, or from their files batch by batch.
+
+The memory-mapped cache is one `.npy` of uint8, (N, 3, S, S). Its name is a fingerprint of the files it was made from
+(names, sizes, times of change) and of how they were decoded; it is written beside its place and renamed, so a cache
+that is there is whole, and one of other files is never taken for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from steppe.errors import DataError
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much is done, and how much there is."""
+
+PLAIN_MODES = {"L", "RGB"}
+CHUNK = 1024
+
+
+class Store(Protocol):
+    """Images on the disk."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """How many there are, and channels, height and width of each."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with what the images are."""
+
+    def fetch(self, rows: np.ndarray) -> torch.Tensor:
+        """The images with these numbers, in that order, as uint8."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Image files, decoded whenever they are asked for.
+
+    Args:
+        root: the folder that error messages and the fingerprint name files under.
+        paths: the files.
+        size: the middle square of each is scaled to this side.
+        odd_images: "refuse" or "convert" images that are not 8-bit RGB or grey.
+    """
+
+    root: Path
+    paths: tuple[Path, ...]
+    size: int
+    odd_images: str = "refuse"
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Colour images, square."""
+        return len(self.paths), 3, self.size, self.size
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """From the files' names and sizes: the same on another machine."""
+        return self._digest(lambda stat: f"{stat.st_size}")
+
+    @cached_property
+    def cache_key(self) -> str:
+        """From names, sizes and times of change, and how images are decoded."""
+        return self._digest(lambda stat: f"{stat.st_size} {stat.st_mtime_ns} {self.odd_images}")
+
+    def fetch(self, rows: np.ndarray) -> torch.Tensor:
+        """Decode the images with these numbers."""
+        out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        self.decode_into(out, [self.paths[row] for row in rows], threads=1)
+        return torch.from_numpy(out)
+
+    def decode_all(self, out: np.ndarray, progress: Progress | None = None) -> None:
+        """Decode every image into `out`, (N, 3, S, S)."""
+        self.decode_into(out, self.paths, progress=progress)
+
+    def decode_into(
+        self, out: np.ndarray, paths: Iterable[Path], *, threads: int | None = None, progress: Progress | None = None
+    ) -> None:
+        """Decode files into `out`, and tell about all that are damaged or odd at once."""
+        files = list(paths)
+        damaged: list[str] = []
+        odd: list[str] = []
+        with ThreadPoolExecutor(threads) as pool, warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            run = map if threads == 1 else pool.map
+            for start in range(0, len(files), CHUNK):
+                if progress:
+                    progress("reading images", start, len(files))
+                part = files[start : start + CHUNK]
+                for number, (file, result) in enumerate(zip(part, run(self._decode, part), strict=True), start):
+                    array, mode, problem = result
+                    name = str(file.relative_to(self.root))
+                    if array is None:
+                        damaged.append(f"{name} ({problem})")
+                        continue
+                    out[number] = array.transpose(2, 0, 1)
+                    if mode not in PLAIN_MODES:
+                        odd.append(f"{name} ({mode})")
+        if damaged:
+            what = f"{len(damaged)} image(s) cannot be read: {_few(damaged)}"
+            raise DataError(what, where=str(self.root), mend="replace or remove these files")
+        if odd and self.odd_images == "refuse":
+            mend = "convert them, or let steppe do it: --odd-images convert (16-bit is scaled to 8, alpha is dropped)"
+            what = f"{len(odd)} image(s) are not 8-bit RGB or grey: {_few(odd)}"
+            raise DataError(what, where=str(self.root), mend=mend)
+
+    def _decode(self, file: Path) -> tuple[np.ndarray | None, str, str]:
+        return decode(file, self.size)
+
+    def _digest(self, about: Callable[[os.stat_result], str]) -> str:
+        digest = hashlib.sha256(str(self.shape).encode())
+        for path in self.paths:
+            digest.update(f"{path.relative_to(self.root)} {about(path.stat())}\n".encode())
+        return digest.hexdigest()[:20]
+
+
+class Mapped:
+    """Images in a memory-mapped `.npy` file. It travels between processes as a path."""
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        """Keep where the file is; it is opened when the first image is asked for."""
+        self.path, self.fingerprint = path, fingerprint
+        self._array: np.ndarray | None = None
+
+    @property
+    def array(self) -> np.ndarray:
+        """The images, (N, C, H, W), read as they are touched."""
+        if self._array is None:
+            self._array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """How many there are, and channels, height and width of each."""
+        count, channels, height, width = self.array.shape
+        return count, channels, height, width
+
+    def fetch(self, rows: np.ndarray) -> torch.Tensor:
+        """The images with these numbers."""
+        return torch.from_numpy(self.array[rows])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the mapping behind: another process opens its own."""
+        return {"path": self.path, "fingerprint": self.fingerprint, "_array": None}
+
+
+def cache_folder(folder: str | Path | None = None) -> Path:
+    """Where caches lie: the argument, else $STEPPE_CACHE, else `~/.cache/steppe`."""
+    return Path(folder or os.environ.get("STEPPE_CACHE") or "~/.cache/steppe").expanduser()
+
+
+def map_files(files: Files, folder: Path, progress: Progress | None = None) -> Mapped:
+    """Decode files once into a memory-mapped cache in `folder`; a later call finds it there."""
+    path = folder / f"{files.cache_key}.npy"
+    try:
+        mapped = Mapped(path, files.fingerprint)
+        if mapped.shape == files.shape and mapped.array.dtype == np.uint8:
+            return mapped
+    except (OSError, ValueError, EOFError):
+        pass  # not there, or not whole: it is made now
+    folder.mkdir(parents=True, exist_ok=True)
+    needed, free = int(np.prod(files.shape)), shutil.disk_usage(folder).free
+    if needed > free:
+        what = f"the decoded images need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+        mend = "name another folder with STEPPE_CACHE, choose a smaller stored_size, or stream (storage='stream')"
+        raise DataError(what, where=str(folder), mend=mend)
+    handle, name = tempfile.mkstemp(prefix=".making-", suffix=".npy", dir=folder)
+    os.close(handle)
+    try:
+        out = np.lib.format.open_memmap(name, mode="w+", dtype=np.uint8, shape=files.shape)
+        files.decode_all(out, progress)
+        out.flush()
+        del out
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return Mapped(path, files.fingerprint)
+
+
+def decode(file: Path, size: int) -> tuple[np.ndarray | None, str, str]:
+    """Give (pixels (S, S, 3) or None, PIL's mode, what went wrong): the middle square, scaled to `size`."""
+    try:
+        with Image.open(file) as opened:
+            mode = opened.mode
+            if opened.format == "JPEG" and min(opened.size) >= 2 * size:
+                opened.draft(None, (2 * size, 2 * size))  # lets the decoder skip what scaling would throw away
+            opened.load()
+            image: Image.Image = opened
+            if mode.startswith("I;16") or mode == "I":
+                image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+            elif mode == "F":
+                return None, mode, "floating-point pixels"
+            elif mode == "P":
+                image = image.convert("RGBA")
+            image = ImageOps.exif_transpose(image.convert("RGB"))  # a phone held sideways says so, and only there
+            side = min(image.size)
+            left, top = (image.width - side) // 2, (image.height - side) // 2
+            box = (left, top, left + side, top + side)
+            return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box)), mode, ""
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        return None, "", str(error).split(str(file))[0].strip(" '\"") or type(error).__name__
+    except Image.DecompressionBombWarning as error:
+        return None, "", str(error)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

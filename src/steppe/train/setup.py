@@ -1,0 +1,68 @@
+"""What a run is made of: its model and its minimizer, from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from timm.optim.lamb import Lamb
+from torch import nn
+
+from steppe import minimizers, models
+from steppe.config import RunConfig, derive_seed
+from steppe.data import Dataset
+from steppe.errors import ConfigError
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "lamb": Lamb,
+}
+
+
+def build_model(config: RunConfig, dataset: Dataset) -> nn.Module:
+    """Make the run's model for its data, with the weights its seed gives."""
+    torch.manual_seed(derive_seed(config.seed, "weights"))
+    return models.build(
+        config.model, image_size=dataset.image_size, channels=dataset.channels, classes=len(dataset.classes)
+    )
+
+
+def build_minimizer(
+    config: RunConfig, model: nn.Module, share: Callable[[], float] = lambda: 0.0
+) -> minimizers.Minimizer:
+    """Make the run's optimizer, wrapped in its minimizer. Biases, norms and embeddings of rank one do not decay.
+
+    Args:
+        config: the run.
+        model: the network to train.
+        share: tells the share of the budget spent so far, for the sharpness schedule `sharp_last`.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained if p.ndim > 1]},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    options: dict[str, Any] = {"lr": config.optimizer.lr, "weight_decay": config.optimizer.weight_decay}
+    if config.optimizer.momentum is not None:
+        options["momentum"] = config.optimizer.momentum
+    if config.optimizer.name in ("sgd", "adam", "adamw"):
+        options["fused"] = True
+    if config.optimizer.name == "lamb":
+        options["max_grad_norm"] = None  # clipping is ours, on the final gradient: clip_norm
+    base = OPTIMIZERS[config.optimizer.name]([group for group in groups if group["params"]], **options)
+    own = config.minimizer.model_dump(exclude={"name", "sharp_every", "sharp_last", "rho_final"}, exclude_none=True)
+    if config.minimizer.sharp_every:
+        own["schedule"] = minimizers.Every(config.minimizer.sharp_every)
+    if config.minimizer.sharp_last:
+        last = config.minimizer.sharp_last
+        own["schedule"] = lambda step: share() >= 1 - last
+    if config.minimizer.name == "gsam":
+        own["lr_max"] = config.optimizer.lr
+    try:
+        return minimizers.create(config.minimizer.name, base, model, clip_norm=config.clip_norm, **own)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"this minimizer cannot be made: {error}", where="minimizer") from None

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.functional as TF
+from torchvision.transforms import InterpolationMode, autoaugment
+
+from steppe.config import AugmentConfig, DataConfig
+from steppe.data import Augment, Draws, Loader, Source, Split, divide, load
+from steppe.data.augment import cut_out, draw_boxes, mix, shift
+from steppe.data.policies import (
+    CODE,
+    FILL,
+    OPERATIONS,
+    POLICIES,
+    AutoAugment,
+    RandAugment,
+    _blend,
+    _map_values,
+    _move,
+    apply_operations,
+)
+from steppe.data.resample import resize, resize_boxes
+from steppe.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def pictures(count: int = 24, side: int = 32, channels: int = 3) -> torch.Tensor:
+    """Smooth pictures with some texture: real enough for operations on histograms and edges."""
+    rng = np.random.default_rng(0)
+    coarse = torch.from_numpy(rng.random((count, channels, 5, 5)) * 255)
+    smooth = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear")
+    return (smooth + torch.from_numpy(rng.normal(0, 6, smooth.shape))).clamp(0, 255).to(torch.uint8)
+
+
+def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def dataset(count: int = 240, side: int = 32, image_size: int | None = None, channels: int = 3):
+    images = pictures(count, side, channels)
+    splits = [Split(images[i::3], torch.arange(count // 3) % 4) for i in range(3)]
+    return divide(Source(("a", "b", "c", "d"), *splits), DataConfig(name="made", image_size=image_size))
+
+
+def loader(data, **changes) -> Loader:
+    options = {"batch_size": 16, "augment": AugmentConfig(), "seed": 0, "device": CPU}
+    return Loader(data, **{**options, **changes})
+
+
+def test_shift_gives_every_window_of_the_padded_image():
+    images = torch.arange(1, 17, dtype=torch.uint8).view(1, 1, 4, 4).expand(400, 1, 4, 4)
+    out = shift(images, 1, uniform(400, 2))
+    padded = torch.nn.functional.pad(images[0, 0], (1, 1, 1, 1))
+    allowed = {bytes(padded[i : i + 4, j : j + 4].contiguous().numpy()) for i in range(3) for j in range(3)}
+    assert {bytes(o.contiguous().numpy()) for o in out} == allowed
+
+
+def test_flip_mirrors_half_of_the_images():
+    data = dataset()
+    plain, config = loader(data), AugmentConfig(flip=True)
+    pairs = [(plain.batch(0, i)[0], loader(data, augment=config).batch(0, i)[0]) for i in range(5)]
+    before, after = (torch.cat(images) for images in zip(*pairs, strict=True))
+    mirrored = [torch.equal(a, b.flip(-1)) for a, b in zip(after, before, strict=True)]
+    same = [torch.equal(a, b) for a, b in zip(after, before, strict=True)]
+    assert all(m or s for m, s in zip(mirrored, same, strict=True))
+    assert 20 < sum(mirrored) < 60
+
+
+def reference(name: str, image: torch.Tensor, value: float) -> torch.Tensor:
+    fill = [float(FILL)] * image.shape[0]
+    nearest = InterpolationMode.NEAREST
+    names = {"shear_x": "ShearX", "shear_y": "ShearY", "translate_x": "TranslateX", "translate_y": "TranslateY"}
+    if name == "invert":
+        return TF.invert(image)
+    if name in ("brightness", "color", "contrast", "sharpness"):
+        value -= 1
+    return autoaugment._apply_op(
+        image, names.get(name, name.title().replace("contrast", "Contrast")), value, nearest, fill
+    )
+
+
+VALUES = {
+    "shear_x": (-0.3, 0.2),
+    "shear_y": (-0.1, 0.3),
+    "translate_x": (-14.0, 3.0),
+    "translate_y": (-3.0, 14.0),
+    "rotate": (-30.0, 11.0),
+    "brightness": (0.1, 1.9),
+    "color": (0.1, 1.9),
+    "contrast": (0.1, 1.9),
+    "sharpness": (0.1, 1.9),
+    "posterize": (4.0, 7.0),
+    "solarize": (0.0, 110.0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_operations_are_torchvisions(name, channels):
+    images = pictures(channels=channels)
+    for value in VALUES.get(name, (0.0,)):
+        code = torch.full((len(images),), CODE[name])
+        mine = apply_operations(images, code, torch.full((len(images),), value))
+        if name == "autocontrast":
+            theirs = torch.stack([TF.autocontrast(i) for i in images])
+        elif name == "color" and channels == 1:
+            theirs = images
+        else:
+            theirs = torch.stack([reference(name, i, value) for i in images])
+        if name in ("rotate", "shear_x", "shear_y"):  # half way between two pixels, a coordinate may round either way
+            assert (mine == theirs).float().mean() > 0.97
+        else:
+            assert (mine.int() - theirs.int()).abs().max() <= (1 if name in ("autocontrast", "color") else 0)
+            assert (mine == theirs).float().mean() > 0.99
+
+
+def test_equalize_leaves_flat_images_alone():
+    images = torch.full((2, 3, 8, 8), 77, dtype=torch.uint8)
+    for name in ("equalize", "autocontrast"):
+        assert torch.equal(apply_operations(images, torch.full((2,), CODE[name]), torch.zeros(2)), images)
+
+
+def test_each_image_has_an_operation_of_its_own():
+    images = pictures(len(OPERATIONS))
+    code = torch.arange(len(OPERATIONS))
+    value = torch.tensor([VALUES.get(name, (0.0,))[0] for name in OPERATIONS])
+    together = apply_operations(images, code, value)
+    for number in range(len(OPERATIONS)):
+        one = slice(number, number + 1)
+        assert torch.equal(together[one], apply_operations(images[one], code[one], value[one]))
+
+
+def test_the_whole_batch_way_of_accelerators_gives_the_same():
+    images = pictures(64)
+    code = torch.arange(64) % len(OPERATIONS)
+    value = torch.tensor([VALUES.get(OPERATIONS[c], (0.0,))[0] for c in code])
+    whole = _blend(_map_values(_move(images, code, value), code, value), code, value)
+    assert torch.equal(whole, apply_operations(images, code, value))
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_autoaugment_has_the_published_policies(name):
+    kind = autoaugment.AutoAugmentPolicy.CIFAR10 if name == "cifar10" else autoaugment.AutoAugmentPolicy.IMAGENET
+    theirs = autoaugment.AutoAugment(kind)
+    mine = AutoAugment(name, 32, CPU)
+    space = theirs._augmentation_space(10, (32, 32))
+    for row, pair in enumerate(theirs.policies):
+        for place, (operation, chance, level) in enumerate(pair):
+            code = OPERATIONS[mine._operation[row, place]].replace("_", "")
+            assert code == operation.lower()
+            assert mine._chance[row, place] == pytest.approx(chance)
+            if level is not None:
+                assert mine._value[row, place] == pytest.approx(float(space[operation][0][level]), abs=1e-4)
+
+
+def test_autoaugment_draws_as_its_probabilities_say():
+    """Draws that choose the pair (rotate .7, translate_x .3): both, one and none of its operations."""
+    images = pictures(4)
+    policy = AutoAugment("cifar10", 32, CPU)
+    draws = torch.tensor([[0.05, 0.69, 0.31, 0.9, 0.9], [0.05, 0.71, 0.29, 0.9, 0.1], [0.05, 0.71, 0.31, 0, 0]])
+    out = policy(images[:3], draws)
+    turned = reference("rotate", images[0], 30 * 2 / 9)
+    assert (out[0] == turned).float().mean() > 0.99
+    assert torch.equal(out[1], reference("translate_x", images[1], -float(int(150 / 331 * 32))))
+    assert torch.equal(out[2], images[2])
+
+
+def test_randaugment_uses_its_fourteen_operations_evenly():
+    images = pictures(1).expand(1400, 3, 32, 32)
+    draws = torch.stack([torch.arange(1400) / 1400, uniform(1400)], 1)
+    out = RandAugment(1, 9, 32, CPU)(images, draws).view(14, 100, -1)
+    for number, name in enumerate(OPERATIONS[:14]):
+        kinds = len(torch.unique(out[number], dim=0))
+        assert kinds == (2 if name in ("shear_x", "shear_y", "translate_x", "translate_y", "rotate") else 1), name
+    assert torch.equal(out[0, 0], images[0].flatten())
+    assert RandAugment(2, 15, 224, CPU).columns == 4
+
+
+@pytest.mark.parametrize(("box", "size"), [((0, 0, 32, 32), 48), ((3, 5, 20, 11), 32), ((1, 0, 30, 31), 12)])
+def test_boxes_are_resized_as_torchvision_does(box, size):
+    images = pictures(3)
+    boxes = torch.tensor([box] * 3)
+    expected = TF.resized_crop(images.float(), *box, size=[size, size], antialias=True)
+    assert torch.allclose(resize_boxes(images, boxes, size), expected, atol=2e-3)
+    flags = torch.tensor([True, False, True])
+    mirrored = resize_boxes(images, boxes, size, flags)
+    assert torch.allclose(mirrored[0], expected[0].flip(-1), atol=2e-3)
+    assert torch.allclose(mirrored[1], expected[1], atol=2e-3)
+
+
+def test_resize_is_bilinear_up_and_antialiased_down():
+    images = pictures(2)
+    for size in (16, 80):
+        expected = TF.resize(images.float(), [size, size], antialias=True)
+        assert torch.allclose(resize(images, size), expected, atol=1e-3)
+
+
+def test_inception_crops_have_the_published_distribution():
+    boxes = draw_boxes(uniform(20000, 22), 0.08, 224)
+    top, left, height, width = boxes.unbind(1)
+    assert bool(((top >= 0) & (left >= 0) & (top + height <= 224) & (left + width <= 224)).all())
+    area, ratio = height * width / 224**2, (width / height).log()
+    assert area.min() > 0.07
+    assert ratio.abs().max() < math.log(4 / 3) + 0.05
+    torch.manual_seed(0)
+    from torchvision.transforms import RandomResizedCrop
+
+    theirs = torch.tensor(
+        [RandomResizedCrop.get_params(torch.empty(3, 224, 224), [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(3000)]
+    ).float()
+    for mine, other in ((area, theirs[:, 2] * theirs[:, 3] / 224**2), (top, theirs[:, 0]), (width, theirs[:, 3])):
+        assert mine.mean().item() == pytest.approx(other.mean().item(), rel=0.05)
+        assert mine.std().item() == pytest.approx(other.std().item(), rel=0.06)
+
+
+def test_cutout_blanks_one_square():
+    out = cut_out(torch.ones(300, 3, 16, 16), 6, uniform(300, 2))
+    blank = (out == 0).sum((1, 2, 3)) / 3
+    assert blank.max() == 36
+    assert blank.min() >= 9
+    corner = cut_out(torch.ones(1, 1, 16, 16), 6, torch.tensor([[0.0, 0.999]]))[0, 0]
+    assert corner[:3, 12:].sum() == 0
+    assert corner.sum() == 256 - 12
+
+
+def test_mixup_mixes_images_and_targets_alike():
+    images, targets = torch.randn(4, 3, 8, 8), torch.eye(4)
+    mixed, soft = mix(images, targets, torch.tensor([0.7, 1.0, 0.5, 0.5]), cutmix=False)
+    assert torch.allclose(mixed[1], 0.7 * images[1] + 0.3 * images[0])
+    assert torch.allclose(soft[1], torch.tensor([0.3, 0.7, 0, 0]))
+
+
+def test_cutmix_counts_the_pixels_it_pasted():
+    images, targets = torch.randn(4, 3, 16, 16), torch.eye(4)
+    for kept, y, x in ((0.75, 0.5, 0.5), (0.5, 0.0, 0.9), (0.2, 0.3, 0.99), (1.0, 0.5, 0.5)):
+        mixed, soft = mix(images, targets, torch.tensor([1.0, kept, y, x]), cutmix=True)
+        pasted = (mixed[1] == images[0]).all(0)
+        assert torch.equal((mixed[1] == images[1]).all(0), ~pasted)
+        assert soft[1, 0] == pytest.approx(pasted.float().mean().item(), abs=1e-6)
+        assert soft.sum(1) == pytest.approx(1.0)
+        if (kept, y) == (0.75, 0.5):
+            assert pasted.sum() == 64
+        rows, columns = pasted.any(1).sum(), pasted.any(0).sum()
+        assert pasted.sum() == rows * columns
+
+
+def test_mixing_draws():
+    config = AugmentConfig(mixup=0.2, cutmix=1.0, mixup_probability=0.5)
+    draws = Draws(config, 1, 8, 0, CPU)
+    rows = torch.stack([draws.of(0, i)[1] for i in range(2000)])
+    up, cut = rows[:, 0] < 1, rows[:, 1] < 1
+    assert not bool((up & cut).any())
+    assert up.float().mean() == pytest.approx(0.25, abs=0.04)
+    assert cut.float().mean() == pytest.approx(0.25, abs=0.04)
+    assert rows[cut, 1].std() == pytest.approx(math.sqrt(1 / 12), abs=0.03)
+    assert rows[up, 0].var() == pytest.approx(0.04 / (0.4**2 * 1.4), abs=0.03)
+
+
+EVERYTHING = [
+    {"crop_padding": 4, "flip": True},
+    {"resized_crop": 0.08, "flip": True, "randaugment": 2, "randaugment_magnitude": 15, "mixup": 0.5},
+    {"crop_padding": 4, "flip": True, "autoaugment": "cifar10", "cutout": 8, "cutmix": 1.0},
+]
+
+
+@pytest.mark.parametrize("options", EVERYTHING)
+@pytest.mark.parametrize("image_size", [None, 40])
+def test_a_batch_is_a_function_of_seed_epoch_and_index(options, image_size):
+    data = dataset(image_size=image_size)
+    config = AugmentConfig.model_validate(options)
+    one, two = loader(data, augment=config), loader(data, augment=config)
+    first = {key: one.batch(*key) for key in ((0, 0), (0, 1), (2, 3))}
+    for key in ((2, 3), (0, 0), (0, 1)):
+        images, targets = two.batch(*key)
+        assert torch.equal(images, first[key][0])
+        assert torch.equal(targets, first[key][1])
+        assert images.shape == (16, 3, image_size or 32, image_size or 32)
+        assert bool(torch.isfinite(images).all())
+    assert not torch.equal(first[0, 0][0], loader(data, augment=config, seed=1).batch(0, 0)[0])
+    if config.mixes:
+        assert targets.shape == (16, 4)
+        assert targets.sum(1) == pytest.approx(1.0)
+    else:
+        assert targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("options", EVERYTHING)
+def test_the_augmentation_is_one_graph_of_fixed_shapes(options):
+    """Traced whole, without a break and without a value asked of the host: it can be compiled or captured."""
+    data = dataset()
+    change = Augment(data, AugmentConfig.model_validate(options), CPU)
+    draws, mixing = Draws(change.config, change.columns, 16, 0, CPU).of(0, 0)
+    images, labels = data.train.images[:16], data.train.labels[:16]
+    traced = torch.compile(change.__call__, backend="eager", fullgraph=True)(images, labels, draws, mixing)
+    for mine, theirs in zip(traced, change(images, labels, draws, mixing), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+def test_ranks_share_a_batch():
+    data = dataset()
+    config = AugmentConfig(crop_padding=4, flip=True)
+    whole = loader(data, augment=config).batch(1, 2)
+    parts = [loader(data, augment=config, rank=r, ranks=3).batch(1, 2) for r in range(3)]
+    assert torch.equal(torch.cat([p[0] for p in parts]), whole[0])
+    assert torch.equal(torch.cat([p[1] for p in parts]), whole[1])
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_views_are_other_augmentations_of_the_same_images(resident):
+    data = dataset()
+    some = loader(data, augment=AugmentConfig(crop_padding=4, flip=True), resident=resident)
+    first, second, again = some.batch(1, 1), some.batch(1, 1, view=1), some.batch(1, 1)
+    assert torch.equal(first[1], second[1])
+    assert not torch.equal(first[0], second[0])
+    assert torch.equal(first[0], again[0])
+    plain = loader(data, resident=resident)
+    assert torch.equal(plain.batch(1, 1)[0], plain.batch(1, 1, view=1)[0])
+
+
+def test_channels_last_changes_the_layout_alone():
+    data = dataset()
+    images = loader(data, channels_last=True).batch(0, 0)[0]
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(images, loader(data).batch(0, 0)[0])
+
+
+def test_draws_are_the_same_in_every_version():
+    """A change here changes every augmented run: make it on purpose only."""
+    numbers = Draws(AugmentConfig(flip=True), 2, 2, 0, CPU).of(3, 1)[0]
+    assert numbers.flatten().tolist() == pytest.approx([0.57080477, 0.85234731, 0.44284946, 0.76204795], abs=1e-7)
+
+
+def test_draws_never_reach_one():
+    draws = Draws(AugmentConfig(flip=True), 64, 512, 0, CPU)
+    numbers = draws.of(0, 0)[0]
+    assert numbers.max() < 1
+    assert int((numbers.max() * 257).item()) <= 256
+    assert numbers.mean() == pytest.approx(0.5, abs=0.01)
+
+
+def test_points_can_only_be_mixed():
+    toy = load(DataConfig(name="toy_rings"))
+    with pytest.raises(ConfigError, match="points, not pictures"):
+        Augment(toy, AugmentConfig(flip=True), CPU)
+    images, targets = loader(toy, augment=AugmentConfig(mixup=1.0)).batch(0, 0)
+    assert images.shape == (16, 2, 1, 1)
+    assert targets.shape == (16, 2)

@@ -1,0 +1,88 @@
+"""On a GPU: the captured loop does what the eager loop does, and goes on where it was killed.
+
+These run where there is CUDA (`python -m pytest tests/train/test_cuda.py`); CI has none and says so.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from steppe import data
+from steppe.config import DataConfig, RunConfig
+from steppe.runs import Observer
+from steppe.train import train
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+class KilledError(BaseException):
+    pass
+
+
+class KillAt(Observer):
+    def __init__(self, epochs: float) -> None:
+        self.at = epochs
+
+    def step(self, epochs: float) -> None:
+        if epochs >= self.at:
+            raise KilledError
+
+
+def make_config(**changes) -> RunConfig:
+    values = {
+        "batch_size": 128,
+        "model": {"name": "resnet_tiny"},
+        "minimizer": {"name": "sam"},
+        "optimizer": {"name": "sgd", "lr": 0.02},
+        "augment": {"crop_padding": 1},
+        "budget": {"epochs": 3},
+    }
+    return RunConfig.model_validate({**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load(DataConfig())
+
+
+@pytest.mark.parametrize(
+    "minimizer",
+    [
+        {"name": "base"},
+        {"name": "sam"},
+        {"name": "asam"},
+        {"name": "looksam"},
+        {"name": "sam", "ascent_fraction": 0.25},
+    ],
+    ids=lambda v: "-".join(map(str, v.values())),
+)
+def test_captured_agrees_with_eager(digits, tmp_path, minimizer):
+    config = make_config(minimizer=minimizer)
+    eager = train(config, digits, tmp_path / "eager", device="cuda", captured=False)
+    captured = train(config, digits, tmp_path / "captured", device="cuda", captured=True)
+    assert captured.summary["compile_s"] > 0
+    for one, other in zip(eager.metrics(), captured.metrics(), strict=True):
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.02)
+        assert other["train_accuracy"] == pytest.approx(one["train_accuracy"], abs=0.02)
+        assert other["val_loss"] == pytest.approx(one["val_loss"], rel=0.05)
+        assert other["gradient_evaluations"] == one["gradient_evaluations"]
+        assert other["lr"] == pytest.approx(one["lr"])
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_killed_and_resumed(digits, tmp_path, captured):
+    config = make_config()
+    whole = train(config, digits, tmp_path / "whole", device="cuda", captured=captured)
+    with pytest.raises(KilledError):
+        train(config, digits, tmp_path / "killed", device="cuda", captured=captured, observer=KillAt(1.5))
+    resumed = train(config, digits, tmp_path / "killed", device="cuda", captured=captured)
+    for one, other in zip(whole.metrics(), resumed.metrics(), strict=True):
+        assert other["val_loss"] == pytest.approx(one["val_loss"], rel=0.02)
+
+
+def test_bfloat16_and_a_budget_of_seconds(digits, tmp_path):
+    run = train(make_config(precision="bfloat16", budget={"seconds": 2.0}), digits, tmp_path / "r", device="cuda")
+    assert 2.0 <= run.summary["time_s"] < 2.3
+    assert run.summary["test"]["accuracy"] > 0.7
+    assert run.summary["peak_memory_mib"] > 0
