@@ -156,11 +156,15 @@ def test_a_step_can_be_tried_again_after_an_exception_in_the_second_pass():
 
     with pytest.raises(RuntimeError, match="memory"):
         minimizer.step(closure)
+    (abandoned,) = minimizer.unscaling.passes
+    minimizer.unscaling.begin()
+    assert minimizer.unscaling.passes == [abandoned]  # alive: the scaler knows it by id, and ids are given anew
     for _ in range(3):
         minimizer.step(closure)
         scaler.update()
     assert minimizer.step_count == 3
-    assert len(minimizer.unscaling.passes) <= 2
+    minimizer.unscaling.begin()
+    assert minimizer.unscaling.passes == []
 
 
 @pytest.mark.parametrize("count", [4, 2**15])
