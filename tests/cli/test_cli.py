@@ -288,7 +288,9 @@ def test_a_full_disk_exits_with_2(capsys, tmp_path):
 
 def test_ctrl_c_before_training_says_so(tmp_path):
     process = launch("train", *QUICK)
-    time.sleep(1.0)  # torch is being imported
+    while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():  # torch is being imported
+        assert process.poll() is None
+        time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output

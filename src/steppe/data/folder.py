@@ -94,6 +94,10 @@ def read_image_folder(
     for split, folder in splits.items():
         for label, name in enumerate(classes):
             members = images_in(folder / name)
+            if not os.access(folder / name, os.R_OK | os.X_OK):
+                raise DataError(
+                    "this folder may not be read", where=str(folder / name), mend="give yourself the right to"
+                )
             if not members:
                 mend = f"add images ({', '.join(sorted(SUFFIXES))}) or remove the folder"
                 raise DataError(f"class {name!r} has no images", where=str(folder / name), mend=mend)
@@ -148,7 +152,8 @@ def _find_splits(path: Path) -> dict[str, Path]:
     if not named:
         return {"train": path}
     if "train" not in named:
-        raise DataError(f"there is {', '.join(named)} but no train folder", where=str(path))
+        mend = "folders named train, val and test are taken for splits: add train, or rename them if they are classes"
+        raise DataError(f"there is {', '.join(named)} but no train folder", where=str(path), mend=mend)
     return {split: named[split] for split in ("train", "val", "test") if split in named}
 
 
@@ -159,6 +164,8 @@ def _class_names(splits: dict[str, Path]) -> tuple[str, ...]:
     if len(train) < 2:
         found = f"one class, {train[0]!r}" if train else "no class folders"
         mend = "a classifier needs at least two sub-folders of images, one for each class"
+        if splits["train"].name.lower() == "train":
+            mend += "; a folder named train is taken for a split, so a class of that name needs another"
         raise DataError(f"the folder has {found}", where=where, mend=mend)
     for split, found_names in names.items():
         if found_names != train:
