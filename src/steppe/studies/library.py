@@ -10,7 +10,7 @@ from steppe.errors import unknown_name
 
 def studies_folder() -> Path:
     """Where the shipped studies are: inside an installed package, or beside `src` in a checkout."""
-    inside = Path(__file__).resolve().parent / "library"
+    inside = Path(__file__).resolve().parent / "shipped"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[3] / "studies"
 
 
