@@ -84,5 +84,5 @@ def test_killed_and_resumed(digits, tmp_path, captured):
 def test_bfloat16_and_a_budget_of_seconds(digits, tmp_path):
     run = train(make_config(precision="bfloat16", budget={"seconds": 2.0}), digits, tmp_path / "r", device="cuda")
     assert 2.0 <= run.summary["time_s"] < 2.3
-    assert run.summary["test"]["accuracy"] > 0.7
+    assert run.summary["test"]["accuracy"] > 0.9
     assert run.summary["peak_memory_mib"] > 0
