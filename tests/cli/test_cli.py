@@ -65,7 +65,13 @@ def test_every_key_has_a_flag_and_help_shows_its_default(capsys):
     out = capsys.readouterr().out
     for key, flag in zip(KEYS, flags, strict=True):
         assert flag in out, key
-    assert "default: vit_tiny_p2" in " ".join(out.split())
+    text = " ".join(out.replace("│", " ").split())
+    for key, field in KEYS.items():
+        if isinstance(field.default, str | int | float):
+            shown = f"{field.default:.4g}" if isinstance(field.default, float) else str(field.default)
+            assert f"[{key}, default: {shown.lower()}]" in text, key
+    assert "training images; default: 20" in text
+    assert "perturbation; default: 0.05; 0.5 for asam and samon, 3 for msam" in text
 
 
 @pytest.mark.parametrize(
