@@ -107,3 +107,60 @@ def test_kept_gradients_survive_views_of_a_larger_buffer(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(kept, values, strict=True))
     own = [torch.randn_like(p) for p in model.parameters()]
     assert all(a is b for a, b in zip(minimizer.keep(own), own, strict=True))
+
+
+@pytest.mark.parametrize("method", ["sam", "asam", "looksam", "esam", "gsam", "fsam", "samon", "aesam"])
+def test_a_step_that_failed_in_its_second_pass_is_made_again_with_the_same_result(method):
+    """Running out of memory there leads to a retry in smaller parts, which must be the same update."""
+    models = []
+    for fails in (False, True):
+        _, model, minimizer, batch = build("mlp", method, perturb="all") if method == "samon" else build("mlp", method)
+        minimizer.seed = 0
+        passes = [0]
+
+        def closure(*part, batch=batch, fails=fails, passes=passes):
+            passes[0] += 1
+            if fails and passes[0] % 5 == 2:
+                raise torch.OutOfMemoryError("no room")
+            return batch(*part)
+
+        for _ in range(6):
+            while True:
+                try:
+                    minimizer.step(_Forwarding(batch, closure))
+                    break
+                except torch.OutOfMemoryError:
+                    pass
+        models.append(model)
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+class _Forwarding:
+    """A batch whose passes go through another function."""
+
+    def __init__(self, batch, call):
+        self.batch, self.call, self.size = batch, call, batch.size
+
+    def __call__(self, *part):
+        return self.call(*part)
+
+    @property
+    def latest(self):
+        return self.batch.latest
+
+    def score(self):
+        return self.batch.score()
+
+
+def test_a_sparse_gradient_is_refused_in_plain_words():
+    model = nn.Embedding(10, 4, sparse=True)
+    minimizer = create("asam", torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    def closure():
+        loss = model(torch.tensor([1, 2])).square().sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(ValueError, match="sparse=False"):
+        minimizer.step(closure)

@@ -24,8 +24,8 @@ def train(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")
     ] = None,
-    captured: Annotated[
-        bool, typer.Option("--captured", help="on CUDA: compile the step and record it as a graph (experimental)")
+    eager: Annotated[
+        bool, typer.Option("--eager", help="on CUDA: do not compile the step and record it as a graph")
     ] = False,
     *,
     overrides: dict[str, Any],
@@ -43,7 +43,7 @@ def train(
             out,
             data_root=data_root,
             device=device,
-            captured=captured,
+            captured=not eager,
             observer=TrainingProgress(bar),
             progress=ReadingProgress(bar),
         )

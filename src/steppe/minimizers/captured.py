@@ -331,3 +331,7 @@ def _make_capturable(minimizer: Minimizer) -> None:
             step = minimizer.state[parameter].get("step") if parameter in minimizer.state else None
             if isinstance(step, Tensor):
                 minimizer.state[parameter]["step"] = step.to(parameter.device, torch.float32)
+            if isinstance(minimizer.base, torch.optim.SGD) and group["momentum"] and parameter.requires_grad:
+                held = minimizer.state[parameter]
+                if held.get("momentum_buffer") is None:  # fused SGD cannot start some of its buffers later than others
+                    held["momentum_buffer"] = torch.zeros_like(parameter)

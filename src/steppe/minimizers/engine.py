@@ -101,6 +101,8 @@ class Minimizer(Wrapper):
         self.perturbed_copy: Vector | None = None
         """Where they are written; None: to the weights themselves, after a snapshot."""
         self._moved = self._stepping = False
+        self._failed_at: int | None = None
+        """The step that failed after its first gradient was taken in; made again, it must not be taken in twice."""
         self._kind: Kind | None = None
         self._first: Vector | None = None
         self._reset()
@@ -146,6 +148,7 @@ class Minimizer(Wrapper):
             loss = self._micro_passes(closure, kind) if isinstance(self.m, int) else self._passes(closure, kind)
             self._finish(kind)
         except BaseException:
+            self._failed_at = self.step_count if self._ascended else self._failed_at
             self.abandon()
             raise
         finally:
@@ -300,8 +303,8 @@ class Minimizer(Wrapper):
         source = self.with_decay(gradient) if kind.first and self.ascent_weight_decay else gradient
         direction, length = self.direction(source)
         consume = direction is source and (source is not gradient or first is None)
-        self._move(direction, length, consume)
         self._first, self._ascended, self._unscaled = first, True, False
+        self._move(direction, length, consume)
         self.zero_grad()
         return True
 
@@ -310,6 +313,8 @@ class Minimizer(Wrapper):
         if not isinstance(self.schedule, GradientNorm):
             return True
         squared = vectors.squared_norm(self.blocks, gradient)
+        if self._failed_at == self.step_count:  # decided for the second pass that failed
+            return squared is not None
         return squared is not None and self.schedule.observe(self.step_count, squared)
 
     def _move(self, direction: Vector, length: float, consume: bool) -> None:
@@ -320,7 +325,12 @@ class Minimizer(Wrapper):
             vectors.copy_(self.blocks, self._snapshot, self.parameters)
             out, self._moved = self.parameters, True
         where = (self.blocks, self.param_groups, self.parameters, direction, out)
-        self.perturbation(*where, scaling=self.scaling, length=length, consume=consume)
+        try:
+            self.perturbation(*where, scaling=self.scaling, length=length, consume=consume)
+        except (RuntimeError, NotImplementedError) as error:
+            if any(d is not None and d.layout != torch.strided for d in direction):
+                raise ValueError("a gradient is sparse, and a perturbation is not: make it dense (sparse=False)") from error
+            raise
         torch.clear_autocast_cache()
 
     def _restore(self) -> None:

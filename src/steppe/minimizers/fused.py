@@ -98,9 +98,14 @@ class FusedPerturbation(Perturbation):
 
 def _alike(w: Tensor, d: Tensor, o: Tensor) -> bool:
     """Whether the three lie alike in memory, so that one offset serves all."""
-    same = w.stride() == d.stride() == o.stride() and w.dtype == d.dtype == o.dtype
+    same = _steps(w) == _steps(d) == _steps(o) and w.dtype == d.dtype == o.dtype
     dense = w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last)
     return same and dense and not any(t.data_ptr() % 16 for t in (w, d, o))
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """Strides of the dimensions that are longer than 1; those of the others mean nothing and differ by chance."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def _launch(

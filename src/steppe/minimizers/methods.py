@@ -175,7 +175,8 @@ class FSAM(SAM):
 
     Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024 (arXiv:2403.12350). Published: σ = 1;
     λ = 0.6 (ResNet-18) to 0.95; the authors' CIFAR-100 runs use ρ = 0.2.
-    The average takes the gradient in before the second pass: a step that fails there leaves it in the average.
+    The average takes the gradient in before the second pass. A step that fails there leaves it in the average, and the
+    next try of that step does not take it in again.
     """
 
     name = "fsam"
@@ -198,7 +199,8 @@ class FSAM(SAM):
         average = self.average("gradient")
         for block in self.blocks:
             group = self.param_groups[block.group]
-            vectors.scale_([block], average, group["lam"])
-            vectors.add_([block], average, gradient, 1.0 - group["lam"])
+            if self._failed_at != self.step_count:
+                vectors.scale_([block], average, group["lam"])
+                vectors.add_([block], average, gradient, 1.0 - group["lam"])
             vectors.add_([block], gradient, average, -group["sigma"])
         return gradient, 1.0

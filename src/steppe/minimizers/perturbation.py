@@ -190,7 +190,10 @@ def scales_of(
         else:
             torch._foreach_copy_(scratch, weights)
             torch._foreach_abs_(scratch)
-        torch._foreach_add_(scratch, eta)
+        if isinstance(eta, Tensor):  # a single tensor here is read on the host (torch 2.11), a list of them is not
+            torch._foreach_add_(scratch, [eta] * len(scratch))
+        else:
+            torch._foreach_add_(scratch, eta)
         return scratch
     squares = add_over_blocks([(block, norms(weights).square())])
     assert squares is not None

@@ -21,7 +21,7 @@ def execute(
     *,
     data_root: str | Path | None = None,
     device: str | None = None,
-    captured: bool = False,
+    captured: bool = True,
     measure: MeasureConfig | None = None,
     observer: Observer | None = None,
     progress: Progress | None = None,
@@ -48,7 +48,7 @@ def execute_on(
     out: str | Path | None = None,
     *,
     device: str | None = None,
-    captured: bool = False,
+    captured: bool = True,
     measure: MeasureConfig | None = None,
     observer: Observer | None = None,
 ) -> Run:

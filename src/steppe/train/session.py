@@ -27,7 +27,7 @@ def train(
     out: str | Path,
     *,
     device: str | None = None,
-    captured: bool = False,
+    captured: bool = True,
     observer: Observer | None = None,
 ) -> Run:
     """Train one model and leave a run folder; go on where an earlier call was stopped.
@@ -53,7 +53,7 @@ def train(
     with run.lock():
         _check_data(run, dataset)
         if not run.finished:
-            quick = torch.backends.cudnn.flags(benchmark=True, deterministic=False, allow_tf32=True)
+            quick = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True)
             forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
             with forked, quick, _stop_requests() as stop:
                 _note_environment(run, place)
