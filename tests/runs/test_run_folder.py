@@ -149,3 +149,10 @@ def test_find_runs(tmp_path):
             find_runs([folder])
     with pytest.raises(RunError, match="not a run folder"):
         Run(tmp_path / "x" / "empty")
+
+
+def test_records_of_time_that_was_lost_do_not_count(tmp_path):
+    run = create_run(tmp_path / "run", RunConfig())
+    for epoch in (1, 2, 3, 2):
+        run.append_metrics({"epoch": epoch, "order": len(run.metrics())})
+    assert [(r["epoch"], r["order"]) for r in run.metrics()] == [(1, 0), (2, 3)]

@@ -115,25 +115,27 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Read the records, one an epoch.
 
-        A last line cut short by a crash is passed over. After a resumption an epoch may stand twice: the later
-        record, which is the one the run went on from, counts.
+        A last line cut short by a crash is passed over. A resumption goes back to the last checkpoint: where a record
+        of an earlier epoch follows on later ones, those are of the time that was lost, and do not count.
         """
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
         lines = path.read_bytes().split(b"\n")
-        by_epoch: dict[int, dict[str, Any]] = {}
+        records: list[dict[str, Any]] = []
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 record = json.loads(line)
-                by_epoch[int(record["epoch"])] = record
+                while records and int(records[-1]["epoch"]) >= int(record["epoch"]):
+                    records.pop()
+                records.append(record)
             except (ValueError, KeyError, TypeError, RecursionError):
                 if number == len(lines):
                     break
                 raise RunError("a record in the middle is damaged", where=f"{path}, line {number}") from None
-        return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+        return records
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add one record; first drop what a crash left of an unfinished last line."""

@@ -63,6 +63,7 @@ class Training:
         self.steps = 0
         self.time_s = 0.0
         self.clock: float | None = None
+        self.saved_at = self.save_s = 0.0
         self.best_val, self.stale_epochs = math.inf, 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
@@ -106,7 +107,8 @@ class Training:
         self._stop_clock()
         self._check_finite()
         self._record_epoch()
-        self._save()
+        if self._done() or self.stop.is_set() or self._save_is_due():
+            self._save()
         if self.stop.is_set() and not self._done():
             self._raise_interrupted()
 
@@ -257,7 +259,14 @@ class Training:
             "stale_epochs": self.stale_epochs,
             "average": self.average.state_dict() if self.average else None,
         }
+        start = time.perf_counter()
         save_checkpoint(self.run.checkpoint, tree)
+        self.saved_at = time.perf_counter()
+        self.save_s = self.saved_at - start
+
+    def _save_is_due(self) -> bool:
+        """After every epoch, unless epochs are so short and the network so large that saving would be the work."""
+        return self.save_s < 0.1 or time.perf_counter() - self.saved_at > 10
 
     def _restore(self) -> None:
         tree = load_checkpoint(self.run.checkpoint)
