@@ -69,6 +69,7 @@ CHANGES = {
     "optimizer.lr": 0.01,
     "optimizer.weight_decay": 0.5,
     "optimizer.momentum": 0.5,
+    "optimizer.decay_norms": True,
     "schedule.name": "linear",
     "schedule.warmup": 0.1,
     "schedule.final": 0.1,

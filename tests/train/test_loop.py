@@ -295,11 +295,18 @@ def test_bfloat16_runs(digits, tmp_path):
     assert run.finished
 
 
-def test_weight_decay_spares_biases_and_norms(digits):
-    config = make_config(optimizer={"name": "sgd"})
+@pytest.mark.parametrize(
+    ("optimizer", "decays"),
+    [
+        ({"name": "adamw"}, {(True, 0.05), (False, 0.0)}),
+        ({"name": "sgd"}, {(True, 5e-4), (False, 5e-4)}),
+        ({"name": "sgd", "decay_norms": False}, {(True, 5e-4), (False, 0.0)}),
+    ],
+)
+def test_whether_biases_and_norms_decay(digits, optimizer, decays):
+    config = make_config(model={"name": "resnet_tiny"}, optimizer=optimizer)
     minimizer = build_minimizer(config, build_model(config, digits))
-    decays = {(p.ndim > 1, group["weight_decay"]) for group in minimizer.param_groups for p in group["params"]}
-    assert decays == {(True, 5e-4), (False, 0.0)}
+    assert {(p.ndim > 1, group["weight_decay"]) for group in minimizer.param_groups for p in group["params"]} == decays
 
 
 @pytest.mark.parametrize("name", sorted(MINIMIZER_DEFAULTS))

@@ -60,6 +60,8 @@ def _option(key: str, field: FieldInfo) -> Any:
     kind = _plain_type(field.annotation)
     default = None if field.default is None or repr(field.default).startswith("Pydantic") else field.default
     described = field.description or ""
+    if "default: " in described:  # it depends on another key, and the description says how
+        default = None
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
         help=f"{described}  \\[{key}]" if default is None else f"{described}  \\[{key}, default: {_shown(default)}]",

@@ -29,12 +29,12 @@ MINIMIZER_DEFAULTS: dict[str, dict[str, float | str]] = {
 }
 """What each minimizer's own options are when the user does not say; written out in full in `config.toml`."""
 
-OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
-    "sgd": {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9},
-    "adam": {"lr": 1e-3, "weight_decay": 0.0},
-    "adamw": {"lr": 1e-3, "weight_decay": 0.05},
-    "rmsprop": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9},
-    "lamb": {"lr": 5e-3, "weight_decay": 0.02},
+OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool]] = {
+    "sgd": {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "decay_norms": True},
+    "adam": {"lr": 1e-3, "weight_decay": 0.0, "decay_norms": False},
+    "adamw": {"lr": 1e-3, "weight_decay": 0.05, "decay_norms": False},
+    "rmsprop": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9, "decay_norms": False},
+    "lamb": {"lr": 5e-3, "weight_decay": 0.02, "decay_norms": False},
 }
 """Likewise for the base optimizers."""
 
@@ -185,6 +185,9 @@ class OptimizerConfig(Section):
         None, ge=0, description="default: 0.0005 for sgd, 0.05 for adamw, 0.02 for lamb, else 0"
     )
     momentum: float | None = Field(None, ge=0, lt=1, description="sgd and rmsprop; default: 0.9")
+    decay_norms: bool = Field(
+        False, description="decay biases and the weights of norms too; default: yes for sgd, no for the others"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -329,7 +329,9 @@ class Minimizer(Wrapper):
             self.perturbation(*where, scaling=self.scaling, length=length, consume=consume)
         except (RuntimeError, NotImplementedError) as error:
             if any(d is not None and d.layout != torch.strided for d in direction):
-                raise ValueError("a gradient is sparse, and a perturbation is not: make it dense (sparse=False)") from error
+                raise ValueError(
+                    "a gradient is sparse, and a perturbation is not: make it dense (sparse=False)"
+                ) from error
             raise
         torch.clear_autocast_cache()
 

@@ -34,7 +34,9 @@ def build_model(config: RunConfig, dataset: Dataset) -> nn.Module:
 def build_minimizer(
     config: RunConfig, model: nn.Module, share: Callable[[], float] = lambda: 0.0
 ) -> minimizers.Minimizer:
-    """Make the run's optimizer, wrapped in its minimizer. Biases, norms and embeddings of rank one do not decay.
+    """Make the run's optimizer, wrapped in its minimizer.
+
+    Biases, norms and embeddings of rank one decay only where `decay_norms` says so.
 
     Args:
         config: the run.
@@ -46,6 +48,8 @@ def build_minimizer(
         {"params": [p for p in trained if p.ndim > 1]},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    if config.optimizer.decay_norms:
+        groups = [{"params": trained}]
     options: dict[str, Any] = {"lr": config.optimizer.lr, "weight_decay": config.optimizer.weight_decay}
     if config.optimizer.momentum is not None:
         options["momentum"] = config.optimizer.momentum
