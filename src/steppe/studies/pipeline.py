@@ -12,6 +12,7 @@ from steppe.data import Dataset, in_order
 from steppe.data.sources import Progress
 from steppe.geometry import measure_noise_loss
 from steppe.runs import Observer, Run
+from steppe.studies.costs import describe_training
 from steppe.train import pick_device, train
 
 
@@ -71,12 +72,13 @@ def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: 
     batches = list(in_order(some, dataset, batch_size=512, device=place))
     noise_loss = measure_noise_loss(model, batches, sigma=measure.noise_sigma, draws=measure.noise_draws)
     with run.lock():
-        found = {
+        found: dict[str, object] = {
             "parameters": cost.count_parameters(model),
             "trained_parameters": cost.count_parameters(model, trained=True),
             "flops_per_image": cost.count_flops(model, shape),
         }
-        run.write("cost.json", {**found, "peak_memory_mib": run.summary.get("peak_memory_mib")})
+        found |= {"peak_memory_mib": run.summary.get("peak_memory_mib"), "training": describe_training(run)}
+        run.write("cost.json", {**run.read_or_empty("cost.json"), **found})
         settings = measure.model_dump(mode="json")
         known = run.read_or_empty("geometry.json")
         run.write("geometry.json", {**known, "noise_loss": {**noise_loss, "settings": settings}})
@@ -87,7 +89,7 @@ def has_measures(run: Run, measure: MeasureConfig) -> bool:
     known = run.read_or_empty("geometry.json").get("noise_loss", {})
     return (
         run.finished
-        and bool(run.read_or_empty("cost.json"))
+        and "parameters" in run.read_or_empty("cost.json")
         and known.get("settings") == measure.model_dump(mode="json")
     )
 

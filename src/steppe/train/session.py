@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals, signal
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from steppe.config import RunConfig
+from steppe.cost import EnergyMeter
 from steppe.data import Dataset
 from steppe.errors import RunError, TrainingError
 from steppe.runs import Observer, Run, create_run
@@ -55,7 +56,7 @@ def train(
         if not run.finished:
             quick = torch.backends.cudnn.flags(benchmark=True, deterministic=False, allow_tf32=True)
             forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
-            with forked, quick, _stop_requests() as stop:
+            with forked, quick, _count_energy(run, place), _stop_requests() as stop:
                 _note_environment(run, place)
                 _complete(run, config, dataset, place, observer or Observer(), stop, captured)
     return run
@@ -105,6 +106,29 @@ def _complete(
     why = "memory ran out" if ran_out else "the step cannot be captured here"
     observer.say(f"{why}: going on with eager steps, from the last checkpoint")
     _complete(run, config, dataset, device, observer, stop, captured=False)
+
+
+@contextmanager
+def _count_energy(run: Run, device: torch.device) -> Iterator[None]:
+    """Add what a GPU uses meanwhile to `training_energy` of `cost.json`; evaluating is in it, a killed part is not."""
+    if device.type != "cuda":
+        yield
+        return
+    meter = EnergyMeter(device)
+    try:
+        with meter:
+            yield
+    finally:
+        now, known = meter.energy, run.read_or_empty("cost.json")
+        before = known.get("training_energy") or {}
+        found: dict[str, Any] = {"joules": before.get("joules"), "seconds": before.get("seconds", 0.0)}
+        if now.joules is None:
+            found["reason"] = now.reason
+        else:
+            found["joules"] = (before.get("joules") or 0.0) + now.joules
+            found |= {"seconds": found["seconds"] + now.seconds, "how": now.how}
+        with suppress(RunError):  # a full disk is told by what is more important
+            run.write("cost.json", {**known, "training_energy": found})
 
 
 def _note_environment(run: Run, device: torch.device) -> None:
