@@ -8,7 +8,7 @@ import torch
 
 from steppe import cost, data, models
 from steppe.config import MeasureConfig, RunConfig, derive_seed
-from steppe.data import Dataset, in_order
+from steppe.data import Dataset, Keeping, in_order
 from steppe.data.sources import Progress
 from steppe.geometry import measure_noise_loss
 from steppe.runs import Observer, Run
@@ -26,6 +26,7 @@ def execute(
     measure: MeasureConfig | None = None,
     observer: Observer | None = None,
     progress: Progress | None = None,
+    keeping: Keeping | None = None,
 ) -> Run:
     """Train a run, or go on with it, and measure its cost and flatness.
 
@@ -38,9 +39,19 @@ def execute(
         measure: settings of the flatness figure.
         observer: told how training goes.
         progress: told how a slow reading of the data goes.
+        keeping: where the images are kept, and how they are read.
     """
-    dataset = data.load(config.data, data_root, progress)
-    return execute_on(dataset, config, out, device=device, captured=captured, measure=measure, observer=observer)
+    dataset = data.load(config.data, data_root, progress, keeping=keeping)
+    return execute_on(
+        dataset,
+        config,
+        out,
+        device=device,
+        captured=captured,
+        measure=measure,
+        observer=observer,
+        keeping=keeping,
+    )
 
 
 def execute_on(
@@ -52,10 +63,17 @@ def execute_on(
     captured: bool = False,
     measure: MeasureConfig | None = None,
     observer: Observer | None = None,
+    keeping: Keeping | None = None,
 ) -> Run:
     """As `execute`, on a data set that is loaded already."""
     run = train(
-        config, dataset, out or Path("runs") / config.run_id, device=device, captured=captured, observer=observer
+        config,
+        dataset,
+        out or Path("runs") / config.run_id,
+        device=device,
+        captured=captured,
+        observer=observer,
+        keeping=keeping,
     )
     add_measures(run, dataset, measure or MeasureConfig(), device=device)
     return run

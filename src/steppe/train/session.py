@@ -13,9 +13,9 @@ import torch
 
 from steppe.config import RunConfig
 from steppe.cost import EnergyMeter
-from steppe.data import Dataset
-from steppe.errors import RunError, TrainingError
-from steppe.runs import Observer, Run, create_run
+from steppe.data import Dataset, Keeping
+from steppe.errors import Interrupted, RunError, TrainingError
+from steppe.runs import Observer, Run, Status, create_run
 from steppe.train.environment import describe_environment, pick_device
 from steppe.train.loop import Training
 from steppe.train.setup import build_minimizer, build_model
@@ -30,6 +30,7 @@ def train(
     device: str | None = None,
     captured: bool = False,
     observer: Observer | None = None,
+    keeping: Keeping | None = None,
 ) -> Run:
     """Train one model and leave a run folder; go on where an earlier call was stopped.
 
@@ -40,6 +41,7 @@ def train(
         device: "cpu", "cuda"…; by default the GPU where there is one.
         captured: compile the step and record it as a CUDA graph, where device and method allow it.
         observer: told about progress.
+        keeping: how many processes read images, and whether they stay on the device.
 
     Raises:
         RunError: the folder belongs to another configuration or data, is in use, or cannot be written.
@@ -58,7 +60,9 @@ def train(
             forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
             with forked, quick, _count_energy(run, place), _stop_requests() as stop:
                 _note_environment(run, place)
-                _complete(run, config, dataset, place, observer or Observer(), stop, captured)
+                told = observer or Observer()
+                with _tell_end(run, told):
+                    _complete(run, config, dataset, place, told, stop, captured, keeping)
     return run
 
 
@@ -70,13 +74,14 @@ def _complete(
     observer: Observer,
     stop: threading.Event,
     captured: bool,
+    keeping: Keeping | None,
 ) -> None:
     """Train to the end; a captured step that does not fit into memory gives way to eager ones, which can be split."""
     captured = captured and can_capture(config, device)
     threads = torch.get_num_threads()
     training, ran_out = None, False
     try:
-        training = Training(run, config, dataset, device, observer, stop, captured)
+        training = Training(run, config, dataset, device, observer, stop, captured, keeping)
         training.complete()
         return
     except TrainingError as error:
@@ -105,7 +110,20 @@ def _complete(
     torch.cuda.empty_cache()
     why = "memory ran out" if ran_out else "the step cannot be captured here"
     observer.say(f"{why}: going on with eager steps, from the last checkpoint")
-    _complete(run, config, dataset, device, observer, stop, captured=False)
+    _complete(run, config, dataset, device, observer, stop, captured=False, keeping=keeping)
+
+
+@contextmanager
+def _tell_end(run: Run, observer: Observer) -> Iterator[None]:
+    status: Status = "failed"
+    try:
+        yield
+        status = "finished"
+    except (Interrupted, KeyboardInterrupt):
+        status = "stopped"
+        raise
+    finally:
+        observer.end(run, status)
 
 
 @contextmanager
