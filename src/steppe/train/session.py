@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from steppe import models
 from steppe.config import RunConfig
 from steppe.cost import EnergyMeter
 from steppe.data import Dataset, Keeping
@@ -56,6 +57,7 @@ def train(
     with run.lock():
         _check_data(run, dataset)
         if not run.finished:
+            _check_weights(run, config)
             quick = torch.backends.cudnn.flags(benchmark=True, deterministic=False, allow_tf32=True)
             forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
             with forked, quick, _count_energy(run, place), _stop_requests() as stop:
@@ -170,6 +172,23 @@ def _check_data(run: Run, dataset: Dataset) -> None:
     elif before.get("fingerprint") != dataset.fingerprint:
         mend = "bring the old data back, or choose another folder with --out"
         raise RunError("the data is not what this run was made with", where=str(run.path), mend=mend)
+
+
+def _check_weights(run: Run, config: RunConfig) -> None:
+    """Refuse to go on when the file of `model.weights` is not the one the run began with.
+
+    `data.json` keeps its digest; a run from before digests were kept takes the file as it is now.
+    """
+    if config.model.weights is None or (now := models.weights_sha256(config.model.weights)) is None:
+        return
+    known = run.read("data.json")
+    before = known.get("weights_sha256")
+    if before is None:
+        run.write("data.json", {**known, "weights_sha256": now})
+    elif before != now:
+        mend = "bring the old file back, or choose another folder with --out"
+        what = f"the weights this run began with have changed: {config.model.weights}"
+        raise RunError(what, where=str(run.path), mend=mend)
 
 
 @contextmanager
