@@ -72,10 +72,10 @@ class EnergyMeter:
         try:
             self._count = self._gauge.millijoules()
             if self._count is None:
-                self._gauge.milliwatts()
+                power = self._gauge.milliwatts() / 1000
                 self._end.clear()
                 self._joules = 0.0
-                self._thread = threading.Thread(target=self._sample, args=(self._gauge,), daemon=True)
+                self._thread = threading.Thread(target=self._sample, args=(self._gauge, power), daemon=True)
                 self._thread.start()
         except Exception as error:  # NVML's errors have a class of their own each
             self._gauge, self._reason = None, f"the GPU does not tell its energy: {error}"
@@ -83,11 +83,11 @@ class EnergyMeter:
 
     def __exit__(self, *exception: object) -> None:
         """End, and work out what was used."""
-        seconds = time.perf_counter() - self._began
         if self._thread:
             self._end.set()
             self._thread.join()
             self._thread = None
+        seconds = time.perf_counter() - self._began
         if self._gauge is None or self._reason:
             self.energy = Energy(None, seconds, reason=self._reason)
         elif self._count is None:
@@ -100,11 +100,10 @@ class EnergyMeter:
             except Exception as error:
                 self.energy = Energy(None, seconds, reason=f"the GPU does not tell its energy: {error}")
 
-    def _sample(self, gauge: Gauge) -> None:
-        """Add up trapezoids between readings, until the end."""
+    def _sample(self, gauge: Gauge, power: float) -> None:
+        """Add up trapezoids between readings, from the first power, in watts, until the end."""
         try:
-            then, power = time.perf_counter(), gauge.milliwatts() / 1000
-            ended = False
+            then, ended = self._began, False
             while not ended:
                 ended = self._end.wait(PERIOD_S)
                 now, new_power = time.perf_counter(), gauge.milliwatts() / 1000
