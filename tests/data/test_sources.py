@@ -285,7 +285,7 @@ def test_own_sets_are_found_under_the_root_by_name(tmp_path):
 @pytest.mark.parametrize("name", list(TOYS))
 def test_toys_are_two_classes_in_the_plane(name):
     dataset = load(DataConfig(name=name, variance=0.0))
-    assert dataset.describe()["examples"] == {"train": 900, "val": 100, "test": 2000}
+    assert dataset.describe()["examples"] == {"train": 1800, "val": 200, "test": 2000}
     assert (dataset.train.shape, dataset.image_size, dataset.channels) == ((2, 1, 1), 1, 2)
     clean, noisy = (make_toy(name, variance=v, count=4000, seed=3) for v in (0.0, 15.0))
     assert clean.images.abs().max() <= 15.01

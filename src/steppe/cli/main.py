@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.cli import study
+from steppe.cli.cost import cost
 from steppe.cli.show import console, errors
 from steppe.cli.train import train
 from steppe.config import MINIMIZER_DEFAULTS
@@ -25,6 +26,7 @@ app = typer.Typer(
     help="Train image classifiers into flat minima at the lowest cost, and show that it did.",
 )
 app.command()(train)
+app.command()(cost)
 app.add_typer(study.app, name="study")
 
 

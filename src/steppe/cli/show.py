@@ -93,6 +93,8 @@ class StudyProgress:
         elif event == "epoch" and self.bar and self.task is not None:
             text = f"{name}: epoch {details['epoch']}, val acc {details['val_accuracy']:.2%}"
             self.bar.update(self.task, description=text)
+        elif event == "note":
+            console.print(f"{name}: note: {details['text']}", markup=False, soft_wrap=True)
         elif event in ("done", "failed", "kept"):
             self.ended += 1
             if self.bar and self.task is not None:

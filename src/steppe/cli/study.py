@@ -10,6 +10,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from steppe.cli.place import (
+    CacheOption,
+    Keep,
+    KeepOption,
+    MemoryOption,
+    ReadersOption,
+    ResidentOption,
+    TrackOption,
+    gibibytes,
+)
 from steppe.cli.show import StudyProgress, console, progress_bar
 from steppe.config import PlannedRun, StudyConfig, plan
 from steppe.errors import RunError
@@ -59,8 +69,15 @@ def run(
         int | None, typer.Option(min=1, help="runs at a time  \\[default: 1 on a GPU, else one a core]")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and what it will cost, and stop")] = False,
+    keep: KeepOption = Keep.auto,
+    cache: CacheOption = None,
+    memory_limit: MemoryOption = None,
+    readers: ReadersOption = 0,
+    resident: ResidentOption = None,
+    track: TrackOption = None,
 ) -> None:
     """Run a study: what is finished is kept, what failed is told; then print the table and write the report."""
+    from steppe.data import Keeping
     from steppe.report import print_table, summarise, write_report
     from steppe.studies import default_workers, find_study, run_study
     from steppe.train import pick_device
@@ -83,6 +100,8 @@ def run(
             device=device,
             workers=workers,
             notify=StudyProgress(bar, len(planned)),
+            keeping=Keeping(keep.value, gibibytes(memory_limit), cache, readers, resident),
+            track=track or (),
         )
     runs = [Run(folder / p.config.run_id) for p in planned if (folder / p.config.run_id / "config.toml").exists()]
     if not runs:

@@ -8,8 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from steppe.cli.flags import with_config_flags
+from steppe.cli.place import (
+    CacheOption,
+    Keep,
+    KeepOption,
+    MemoryOption,
+    ResidentOption,
+    TrackOption,
+    WorkersOption,
+    gibibytes,
+)
 from steppe.cli.show import ReadingProgress, TrainingProgress, console, progress_bar
 from steppe.config import RunConfig, load_run_config, parse
+from steppe.runs import Several, make_trackers
 
 
 @with_config_flags
@@ -27,25 +38,36 @@ def train(
     eager: Annotated[
         bool, typer.Option("--eager", help="on CUDA: do not compile the step and record it as a graph")
     ] = False,
+    keep: KeepOption = Keep.auto,
+    cache: CacheOption = None,
+    memory_limit: MemoryOption = None,
+    workers: WorkersOption = 0,
+    resident: ResidentOption = None,
+    track: TrackOption = None,
     *,
     overrides: dict[str, Any],
 ) -> None:
     """Train one model and leave a run folder. The same command again goes on where it was stopped."""
+    from steppe.data import Keeping
     from steppe.report import print_table, summarise
     from steppe.studies import execute
 
     run_config = (
         load_run_config(config, overrides) if config else parse(RunConfig, overrides, where="the command line's flags")
     )
+    keeping = Keeping(keep.value, gibibytes(memory_limit), cache, workers, resident)
     with progress_bar() as bar:
+        shown = TrainingProgress(bar)
+        observer = Several([shown, *make_trackers(track or (), shown.say)])
         run = execute(
             run_config,
             out,
             data_root=data_root,
             device=device,
             captured=not eager,
-            observer=TrainingProgress(bar),
+            observer=observer,
             progress=ReadingProgress(bar),
+            keeping=keeping,
         )
     print_table(summarise([run]), console)
     console.print(f"run folder: {run.path}", markup=False, soft_wrap=True)

@@ -25,18 +25,22 @@ Storage = Literal["auto", "memory", "cache", "stream"]
 
 @dataclass(frozen=True)
 class Keeping:
-    """How the images of a folder are kept: a question of the machine, not of the run.
+    """How images are kept and read: a question of the machine, not of the run.
 
     Args:
         storage: "memory"; "cache", decoded once into a memory-mapped file; "stream", decoded for each batch;
             "auto": in memory up to `memory_limit`, else in the cache.
         memory_limit: in bytes; by default a third of the machine's memory.
         cache: folder of the caches; see `cache_folder`.
+        workers: processes that read images which are not in memory; 0 reads in a thread.
+        resident: keep a training set that is in memory on the device; by default where it fits.
     """
 
     storage: Storage = "auto"
     memory_limit: int | None = None
     cache: Path | None = None
+    workers: int = 0
+    resident: bool | None = None
 
     def keep(self, files: Files, progress: Progress | None) -> torch.Tensor | Store:
         """Bring the images where they are to be kept."""

@@ -21,7 +21,13 @@ class Accuracy(TypedDict):
 
 @torch.no_grad()
 def measure_accuracy(
-    model: nn.Module, split: Split, dataset: Dataset, *, device: torch.device, batch_size: int = 1024
+    model: nn.Module,
+    split: Split,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    batch_size: int = 1024,
+    workers: int = 0,
 ) -> Accuracy:
     """Measure a model in evaluation mode; it is left in the mode it was found in.
 
@@ -31,12 +37,13 @@ def measure_accuracy(
         dataset: whose statistics normalise them.
         device: where to compute.
         batch_size: images at a time.
+        workers: processes that read images which are not in memory.
     """
     training = model.training
     model.eval()
     loss, correct = torch.zeros((), dtype=torch.float64), 0
     try:
-        for images, labels in in_order(split, dataset, batch_size=batch_size, device=device):
+        for images, labels in in_order(split, dataset, batch_size=batch_size, device=device, workers=workers):
             logits = model(images).float()
             loss += F.cross_entropy(logits, labels, reduction="sum").double().cpu()
             correct += int((logits.argmax(1) == labels).sum())

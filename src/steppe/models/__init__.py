@@ -3,5 +3,15 @@
 from steppe.models.blocks import activations, blocks, partitions
 from steppe.models.build import build, load_weights, model_names
 from steppe.models.names import SMALL_MODELS
+from steppe.models.weights import weights_sha256
 
-__all__ = ["SMALL_MODELS", "activations", "blocks", "build", "load_weights", "model_names", "partitions"]
+__all__ = [
+    "SMALL_MODELS",
+    "activations",
+    "blocks",
+    "build",
+    "load_weights",
+    "model_names",
+    "partitions",
+    "weights_sha256",
+]

@@ -28,6 +28,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from steppe.errors import ConfigError
+from steppe.models.mlp import Perceptron
 from steppe.models.resnet import SmallResNet
 from steppe.models.wide import WideResNet
 
@@ -106,6 +107,12 @@ FAMILIES: dict[str, Family] = {
         (SmallResNet, WideResNet),
         r"stages\.(?P<stage>\d+)\.(?P<block>\d+)\.",
         {"stem": r"(conv1|bn1|act1)\.", "norm": r"(norm|act)\.", "head": r"head\."},
+        {},
+    ),
+    "perceptron": Family(
+        (Perceptron,),
+        r"layers\.(?P<block>\d+)\.",
+        {"stem": r"stem\.", "head": r"head\."},
         {},
     ),
     "EfficientNet and MobileNet": Family(

@@ -1,8 +1,8 @@
 """Short names: a small grammar in which a name is the whole specification.
 
 `vit_s_p4` is a ViT-S over patches of 4 pixels, `wrn_28_10` a wide ResNet of depth 28 and width 10,
-`vit_6l_8h_384` a ViT of 6 layers, 8 heads and width 384. Any name the grammar can read is built;
-`SMALL_MODELS` lists those worth showing.
+`vit_6l_8h_384` a ViT of 6 layers, 8 heads and width 384, `mlp_64_64` a perceptron of two hidden
+layers. Any name the grammar can read is built; `SMALL_MODELS` lists those worth showing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from steppe.models.mlp import Perceptron
 from steppe.models.resnet import resnet
 from steppe.models.small import TINY_MODELS
 from steppe.models.transformers import hybrid, mixer, swin, vit
@@ -99,6 +100,14 @@ def _read_hybrid(size: str) -> ShortName:
     return ShortName(partial(hybrid, **numbers), about, f"vit_{long}_r50_s16_224" if size == "b" else None)
 
 
+def _read_mlp(stem: str | None, widths: str) -> ShortName:
+    hidden = [int(width) for width in widths.split("_")]
+    about = f"perceptron, ReLU, hidden layers of {', '.join(map(str, hidden))}"
+    if stem:
+        about += f" after a linear one of {stem}"
+    return ShortName(partial(Perceptron, widths=hidden, stem=int(stem) if stem else None), about)
+
+
 _NUMBER = r"[1-9]\d{0,3}"
 _GRAMMAR: tuple[tuple[str, Callable[..., ShortName]], ...] = (
     (r"resnet(?P<depth>18|34|50|101|152)", _read_resnet),
@@ -111,6 +120,7 @@ _GRAMMAR: tuple[tuple[str, Callable[..., ShortName]], ...] = (
     (rf"swin_(?P<size>t|s)_p(?P<patch>{_NUMBER})", _read_swin),
     (rf"mixer_(?P<size>s|b)_p(?P<patch>{_NUMBER})", _read_mixer),
     (r"r50_vit_(?P<size>s|b)_p16", _read_hybrid),
+    (rf"mlp_(?:(?P<stem>{_NUMBER})l_)?(?P<widths>{_NUMBER}(?:_{_NUMBER})*)", _read_mlp),
 )
 
 _LISTED = (
@@ -121,6 +131,7 @@ _LISTED = (
     *(f"swin_{size}_p{patch}" for size in ("t", "s") for patch in (1, 2, 4)),
     *(f"mixer_{size}_p{patch}" for size in ("s", "b") for patch in (4, 8, 16, 32)),
     *("r50_vit_s_p16", "r50_vit_b_p16"),
+    *("mlp_10l_10_10_10", "mlp_64_64"),
 )
 
 

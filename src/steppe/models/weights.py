@@ -5,6 +5,7 @@ Nothing in a weights file is executed: safetensors hold numbers only, and a `.pt
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import pickle
@@ -74,13 +75,37 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
     model.load_state_dict(fitted, strict=False)
 
 
+def weights_file(source: str) -> Path | None:
+    """The file that `model.weights` names, there or not; None for a name of timm's or a hub's."""
+    if source == "timm" or source.startswith(("timm:", *_HUB_PREFIXES)):
+        return None
+    path = Path(source).expanduser()
+    return path / "weights.safetensors" if path.is_dir() else path
+
+
+def weights_sha256(source: str) -> str | None:
+    """A digest of the file that `model.weights` names; None for a name of timm's or a hub's, which has versions there.
+
+    Raises:
+        ConfigError: there is no such file, or it may not be read.
+    """
+    path = weights_file(source)
+    if path is None:
+        return None
+    if not path.is_file():
+        raise _not_found(source, path)
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"the weights {path} cannot be read: {error.strerror}", where=_WHERE) from None
+
+
 def read_weights(source: str, model_name: str) -> Mapping[str, Any]:
     """Read what `model.weights` names, as a file holds it."""
-    if source == "timm" or source.startswith(("timm:", *_HUB_PREFIXES)):
+    path = weights_file(source)
+    if path is None:
         return _fetch(source, model_name)
-    path = Path(source).expanduser()
-    if path.is_dir():
-        path = path / "weights.safetensors"
     if not path.is_file():
         raise _not_found(source, path)
     try:

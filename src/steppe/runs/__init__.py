@@ -2,6 +2,21 @@
 
 from steppe.runs.files import locked, read_json, write_atomically, write_json
 from steppe.runs.folder import Run, create_run, find_runs
-from steppe.runs.observer import Observer
+from steppe.runs.observer import Observer, Several, Status
+from steppe.runs.trackers import TRACKERS, Tracker, make_trackers
 
-__all__ = ["Observer", "Run", "create_run", "find_runs", "locked", "read_json", "write_atomically", "write_json"]
+__all__ = [
+    "TRACKERS",
+    "Observer",
+    "Run",
+    "Several",
+    "Status",
+    "Tracker",
+    "create_run",
+    "find_runs",
+    "locked",
+    "make_trackers",
+    "read_json",
+    "write_atomically",
+    "write_json",
+]

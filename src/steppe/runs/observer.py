@@ -1,10 +1,13 @@
-"""What a run tells while it goes on, for whoever wants to show it."""
+"""What a run tells while it goes on, for whoever wants to show or keep it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from steppe.runs.folder import Run
+
+Status = Literal["finished", "failed", "stopped"]
 
 
 class Observer:
@@ -21,3 +24,39 @@ class Observer:
 
     def say(self, text: str) -> None:
         """Something the user should know, once."""
+
+    def end(self, run: Run, status: Status) -> None:
+        """Training is over: to its end, broken ("failed"), or to be gone on with later ("stopped")."""
+
+
+class Several(Observer):
+    """Tells each of several observers, in order."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        """Keep them."""
+        self.observers = list(observers)
+
+    def start(self, run: Run, total_epochs: float, done_epochs: float) -> None:
+        """Tell each."""
+        for one in self.observers:
+            one.start(run, total_epochs, done_epochs)
+
+    def step(self, epochs: float) -> None:
+        """Tell each."""
+        for one in self.observers:
+            one.step(epochs)
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """Tell each."""
+        for one in self.observers:
+            one.epoch(record)
+
+    def say(self, text: str) -> None:
+        """Tell each."""
+        for one in self.observers:
+            one.say(text)
+
+    def end(self, run: Run, status: Status) -> None:
+        """Tell each."""
+        for one in self.observers:
+            one.end(run, status)

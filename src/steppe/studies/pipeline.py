@@ -8,10 +8,11 @@ import torch
 
 from steppe import cost, data, models
 from steppe.config import MeasureConfig, RunConfig, derive_seed
-from steppe.data import Dataset, in_order
+from steppe.data import Dataset, Keeping, in_order
 from steppe.data.sources import Progress
 from steppe.geometry import measure_noise_loss
 from steppe.runs import Observer, Run
+from steppe.studies.costs import describe_training
 from steppe.train import pick_device, train
 
 
@@ -25,6 +26,7 @@ def execute(
     measure: MeasureConfig | None = None,
     observer: Observer | None = None,
     progress: Progress | None = None,
+    keeping: Keeping | None = None,
 ) -> Run:
     """Train a run, or go on with it, and measure its cost and flatness.
 
@@ -37,9 +39,19 @@ def execute(
         measure: settings of the flatness figure.
         observer: told how training goes.
         progress: told how a slow reading of the data goes.
+        keeping: where the images are kept, and how they are read.
     """
-    dataset = data.load(config.data, data_root, progress)
-    return execute_on(dataset, config, out, device=device, captured=captured, measure=measure, observer=observer)
+    dataset = data.load(config.data, data_root, progress, keeping=keeping)
+    return execute_on(
+        dataset,
+        config,
+        out,
+        device=device,
+        captured=captured,
+        measure=measure,
+        observer=observer,
+        keeping=keeping,
+    )
 
 
 def execute_on(
@@ -51,10 +63,17 @@ def execute_on(
     captured: bool = True,
     measure: MeasureConfig | None = None,
     observer: Observer | None = None,
+    keeping: Keeping | None = None,
 ) -> Run:
     """As `execute`, on a data set that is loaded already."""
     run = train(
-        config, dataset, out or Path("runs") / config.run_id, device=device, captured=captured, observer=observer
+        config,
+        dataset,
+        out or Path("runs") / config.run_id,
+        device=device,
+        captured=captured,
+        observer=observer,
+        keeping=keeping,
     )
     add_measures(run, dataset, measure or MeasureConfig(), device=device)
     return run
@@ -71,12 +90,13 @@ def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: 
     batches = list(in_order(some, dataset, batch_size=512, device=place))
     noise_loss = measure_noise_loss(model, batches, sigma=measure.noise_sigma, draws=measure.noise_draws)
     with run.lock():
-        found = {
+        found: dict[str, object] = {
             "parameters": cost.count_parameters(model),
             "trained_parameters": cost.count_parameters(model, trained=True),
             "flops_per_image": cost.count_flops(model, shape),
         }
-        run.write("cost.json", {**found, "peak_memory_mib": run.summary.get("peak_memory_mib")})
+        found |= {"peak_memory_mib": run.summary.get("peak_memory_mib"), "training": describe_training(run)}
+        run.write("cost.json", {**run.read_or_empty("cost.json"), **found})
         settings = measure.model_dump(mode="json")
         known = run.read_or_empty("geometry.json")
         run.write("geometry.json", {**known, "noise_loss": {**noise_loss, "settings": settings}})
@@ -87,7 +107,7 @@ def has_measures(run: Run, measure: MeasureConfig) -> bool:
     known = run.read_or_empty("geometry.json").get("noise_loss", {})
     return (
         run.finished
-        and bool(run.read_or_empty("cost.json"))
+        and "parameters" in run.read_or_empty("cost.json")
         and known.get("settings") == measure.model_dump(mode="json")
     )
 

@@ -13,18 +13,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from steppe.config import PlannedRun, StudyConfig
+from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
-from steppe.runs import Run, locked, write_json
+from steppe.runs import Run, locked, make_trackers, write_json
 from steppe.studies.pipeline import has_measures
 from steppe.train import available_cores
 
 Notify = Callable[[str, PlannedRun, dict[str, Any]], None]
-"""Called with an event ("start", "epoch", "done", "failed", "kept"), the run it concerns, and its details."""
+"""Called with an event ("start", "epoch", "note", "done", "failed", "kept"), the run it concerns, and its details."""
 
 
 def run_study(
@@ -36,6 +38,8 @@ def run_study(
     device: str | None = None,
     workers: int | None = None,
     notify: Notify | None = None,
+    keeping: Keeping | None = None,
+    track: Sequence[str] = (),
 ) -> dict[str, str]:
     """Run what is not finished yet; give the reasons of the runs that failed, by run id.
 
@@ -47,28 +51,37 @@ def run_study(
         device: by default the GPU where there is one.
         workers: how many runs at a time; by default one on a GPU, else one a core.
         notify: told about progress; may be called from several threads, one call at a time.
+        keeping: where the images are kept, and how each worker reads them.
+        track: trackers of every run, by name; see `steppe.runs.TRACKERS`.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; every worker has kept its run.
     """
+    make_trackers(track, print)  # a missing package is told before anything is run
     with locked(Path(out), "study"):
-        return _run_locked(study, planned, Path(out), data_root, device, workers, notify)
+        kept = keeping or Keeping()
+        place = {
+            "data_root": data_root,
+            "device": device,
+            "keeping": {**asdict(kept), "cache": str(kept.cache) if kept.cache else None},
+            "track": list(track),
+        }
+        return _run_locked(study, planned, Path(out), place, workers, notify)
 
 
 def _run_locked(
     study: StudyConfig,
     planned: list[PlannedRun],
     out: Path,
-    data_root: str | None,
-    device: str | None,
+    place: dict[str, Any],
     workers: int | None,
     notify: Notify | None,
 ) -> dict[str, str]:
     write_json(out / "study.json", describe(study, planned))
     todo = [p for p in planned if not is_complete(out, p, study)]
-    workers = workers or default_workers(device)
+    workers = workers or default_workers(place["device"])
     threads = threads_for(workers)  # not by what is left to do: sums depend on the threads
-    shared = _Shared(study, out, data_root, device, threads=threads, notify=notify)
+    shared = _Shared(study, out, place, threads=threads, notify=notify)
     for run in planned:
         if run not in todo:
             shared.tell("kept", run, {})
@@ -125,13 +138,12 @@ class _Shared:
         self,
         study: StudyConfig,
         out: Path,
-        data_root: str | None,
-        device: str | None,
+        place: dict[str, Any],
         *,
         threads: int,
         notify: Notify | None,
     ) -> None:
-        self.study, self.out, self.data_root, self.device = study, out, data_root, device
+        self.study, self.out, self.place = study, out, place
         self.threads = threads
         self.todo: queue.SimpleQueue[PlannedRun] = queue.SimpleQueue()
         self.failed: dict[str, str] = {}
@@ -186,8 +198,7 @@ class _Slot:
         job = {
             "config": run.config.model_dump(mode="json"),
             "out": str(self.shared.out / run.config.run_id),
-            "data_root": self.shared.data_root,
-            "device": self.shared.device,
+            **self.shared.place,
             "measure": self.shared.study.measure.model_dump(mode="json"),
             "command": sys.argv,
         }
@@ -198,9 +209,9 @@ class _Slot:
             process.stdin.flush()
             for line in process.stdout:
                 answer = json.loads(line)
-                if answer["event"] != "epoch":
+                if answer["event"] not in ("epoch", "note"):
                     return answer
-                self.shared.tell("epoch", run, answer["record"])
+                self.shared.tell(answer["event"], run, answer.get("record", answer))
         except BrokenPipeError:
             pass
         code = self._end_process()

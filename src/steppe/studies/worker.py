@@ -1,7 +1,8 @@
 """A worker process of a study: takes runs as JSON lines on its input, tells about them as JSON lines.
 
-    in   {"config": {...}, "out": "...", "data_root": null, "device": null, "measure": {...}, "command": [...]}
-    out  {"event": "epoch", "record": {...}} …, then one of
+    in   {"config": {...}, "out": "...", "data_root": null, "device": null, "measure": {...}, "command": [...],
+          "keeping": {...}, "track": [...]}
+    out  {"event": "epoch", "record": {...}} … and {"event": "note", "text": "..."} …, then one of
          {"event": "done"} | {"event": "failed", "reason": "..."} | {"event": "interrupted"}
 
 A process of its own, so that a crash costs one run; started as a module rather than by multiprocessing, so that
@@ -16,14 +17,16 @@ import sys
 import threading
 import traceback
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
 from steppe import data
 from steppe.config import DataConfig, MeasureConfig, RunConfig
+from steppe.data import Keeping
 from steppe.errors import Interrupted, SteppeError
-from steppe.runs import Observer
+from steppe.runs import Observer, Several, make_trackers
 from steppe.studies.pipeline import execute_on
 
 
@@ -42,16 +45,23 @@ def _work(job: dict[str, Any], answers: TextIO) -> dict[str, Any]:
         def epoch(self, record: dict[str, Any]) -> None:
             _tell(answers, event="epoch", record=record)
 
+        def say(self, text: str) -> None:
+            _tell(answers, event="note", text=text)
+
     sys.argv = job["command"]  # what a person would type to have this run again, for env.json
     try:
         config = RunConfig.model_validate(job["config"])
+        cache = job["keeping"]["cache"]
+        keeping = Keeping(**{**job["keeping"], "cache": Path(cache) if cache else None})
+        teller = Teller()
         execute_on(
-            _load_once(config.data, job["data_root"]),
+            _load_once(config.data, job["data_root"], keeping),
             config,
             job["out"],
             device=job["device"],
             measure=MeasureConfig.model_validate(job["measure"]),
-            observer=Teller(),
+            observer=Several([teller, *make_trackers(job["track"], teller.say)]),
+            keeping=keeping,
         )
     except (Interrupted, KeyboardInterrupt):
         return {"event": "interrupted"}
@@ -64,8 +74,8 @@ def _work(job: dict[str, Any], answers: TextIO) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=2)
-def _load_once(config: DataConfig, root: str | None) -> data.Dataset:
-    return data.load(config, root)
+def _load_once(config: DataConfig, root: str | None, keeping: Keeping) -> data.Dataset:
+    return data.load(config, root, keeping=keeping)
 
 
 def _read_in_background(source: TextIO) -> Any:

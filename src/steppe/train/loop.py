@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 import torch
 
 from steppe.config import RunConfig, derive_seed
-from steppe.data import Dataset, Loader, Split
+from steppe.data import Dataset, Keeping, Loader, Split
 from steppe.errors import Interrupted, RunError, TrainingError
 from steppe.evaluate import Accuracy, measure_accuracy
 from steppe.minimizers import Minimizer, reestimate_batchnorm
@@ -41,16 +41,20 @@ class Training:
         observer: Observer,
         stop: threading.Event,
         captured: bool,
+        keeping: Keeping | None = None,
     ) -> None:
         """Build everything, and go on from the checkpoint where there is one."""
         self.run, self.config, self.dataset, self.device = run, config, dataset, device
         self.observer, self.stop = observer, stop
+        self.keeping = keeping or Keeping()
         self.loader = Loader(
             dataset,
             batch_size=config.batch_size,
             augment=config.augment,
             seed=config.seed,
             device=device,
+            workers=self.keeping.workers,
+            resident=self.keeping.resident if dataset.train.in_memory else None,
             channels_last=device.type == "cuda",
         )
         self.model = build_model(config, dataset).to(device)
@@ -176,7 +180,14 @@ class Training:
     def _measure(self, split: Split) -> Accuracy:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             size = min(1024, 8 * self.config.batch_size)
-            return measure_accuracy(self.model, split, self.dataset, device=self.device, batch_size=size)
+            return measure_accuracy(
+                self.model,
+                split,
+                self.dataset,
+                device=self.device,
+                batch_size=size,
+                workers=self.keeping.workers,
+            )
 
     # -- the budget ---------------------------------------------------------------------------------------------
 

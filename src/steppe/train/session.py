@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals, signal
 from typing import Any
 
 import torch
 
+from steppe import models
 from steppe.config import RunConfig
-from steppe.data import Dataset
-from steppe.errors import RunError, TrainingError
-from steppe.runs import Observer, Run, create_run
+from steppe.cost import EnergyMeter
+from steppe.data import Dataset, Keeping
+from steppe.errors import Interrupted, RunError, TrainingError
+from steppe.runs import Observer, Run, Status, create_run
 from steppe.train.environment import describe_environment, pick_device
 from steppe.train.loop import Training
 from steppe.train.setup import build_minimizer, build_model
@@ -29,6 +31,7 @@ def train(
     device: str | None = None,
     captured: bool = True,
     observer: Observer | None = None,
+    keeping: Keeping | None = None,
 ) -> Run:
     """Train one model and leave a run folder; go on where an earlier call was stopped.
 
@@ -39,6 +42,7 @@ def train(
         device: "cpu", "cuda"…; by default the GPU where there is one.
         captured: compile the step and record it as a CUDA graph, where device and method allow it.
         observer: told about progress.
+        keeping: how many processes read images, and whether they stay on the device.
 
     Raises:
         RunError: the folder belongs to another configuration or data, is in use, or cannot be written.
@@ -53,11 +57,14 @@ def train(
     with run.lock():
         _check_data(run, dataset)
         if not run.finished:
+            _check_weights(run, config)
             quick = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True)
             forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
-            with forked, quick, _stop_requests() as stop:
+            with forked, quick, _count_energy(run, place), _stop_requests() as stop:
                 _note_environment(run, place)
-                _complete(run, config, dataset, place, observer or Observer(), stop, captured)
+                told = observer or Observer()
+                with _tell_end(run, told):
+                    _complete(run, config, dataset, place, told, stop, captured, keeping)
     return run
 
 
@@ -69,13 +76,14 @@ def _complete(
     observer: Observer,
     stop: threading.Event,
     captured: bool,
+    keeping: Keeping | None,
 ) -> None:
     """Train to the end; a captured step that does not fit into memory gives way to eager ones, which can be split."""
     captured = captured and can_capture(config, device)
     threads = torch.get_num_threads()
     training, ran_out = None, False
     try:
-        training = Training(run, config, dataset, device, observer, stop, captured)
+        training = Training(run, config, dataset, device, observer, stop, captured, keeping)
         training.complete()
         return
     except TrainingError as error:
@@ -104,7 +112,43 @@ def _complete(
     torch.cuda.empty_cache()
     why = "memory ran out" if ran_out else "the step cannot be captured here"
     observer.say(f"{why}: going on with eager steps, from the last checkpoint")
-    _complete(run, config, dataset, device, observer, stop, captured=False)
+    _complete(run, config, dataset, device, observer, stop, captured=False, keeping=keeping)
+
+
+@contextmanager
+def _tell_end(run: Run, observer: Observer) -> Iterator[None]:
+    status: Status = "failed"
+    try:
+        yield
+        status = "finished"
+    except (Interrupted, KeyboardInterrupt):
+        status = "stopped"
+        raise
+    finally:
+        observer.end(run, status)
+
+
+@contextmanager
+def _count_energy(run: Run, device: torch.device) -> Iterator[None]:
+    """Add what a GPU uses meanwhile to `training_energy` of `cost.json`; evaluating is in it, a killed part is not."""
+    if device.type != "cuda":
+        yield
+        return
+    meter = EnergyMeter(device)
+    try:
+        with meter:
+            yield
+    finally:
+        now, known = meter.energy, run.read_or_empty("cost.json")
+        before = known.get("training_energy") or {}
+        found: dict[str, Any] = {"joules": before.get("joules"), "seconds": before.get("seconds", 0.0)}
+        if now.joules is None:
+            found["reason"] = now.reason
+        else:
+            found["joules"] = (before.get("joules") or 0.0) + now.joules
+            found |= {"seconds": found["seconds"] + now.seconds, "how": now.how}
+        with suppress(RunError):  # a full disk is told by what is more important
+            run.write("cost.json", {**known, "training_energy": found})
 
 
 def _note_environment(run: Run, device: torch.device) -> None:
@@ -128,6 +172,23 @@ def _check_data(run: Run, dataset: Dataset) -> None:
     elif before.get("fingerprint") != dataset.fingerprint:
         mend = "bring the old data back, or choose another folder with --out"
         raise RunError("the data is not what this run was made with", where=str(run.path), mend=mend)
+
+
+def _check_weights(run: Run, config: RunConfig) -> None:
+    """Refuse to go on when the file of `model.weights` is not the one the run began with.
+
+    `data.json` keeps its digest; a run from before digests were kept takes the file as it is now.
+    """
+    if config.model.weights is None or (now := models.weights_sha256(config.model.weights)) is None:
+        return
+    known = run.read("data.json")
+    before = known.get("weights_sha256")
+    if before is None:
+        run.write("data.json", {**known, "weights_sha256": now})
+    elif before != now:
+        mend = "bring the old file back, or choose another folder with --out"
+        what = f"the weights this run began with have changed: {config.model.weights}"
+        raise RunError(what, where=str(run.path), mend=mend)
 
 
 @contextmanager

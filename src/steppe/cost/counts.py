@@ -1,4 +1,4 @@
-"""What a model costs: parameters and floating-point operations."""
+"""What a model is made of: parameters and floating-point operations."""
 
 from __future__ import annotations
 

@@ -1,0 +1,122 @@
+"""`steppe cost`: what a run or a model costs on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from steppe.cli.show import console
+from steppe.config import RunConfig, parse
+from steppe.errors import ConfigError
+from steppe.runs import Run
+
+_MODEL_ONLY = "of a model; a run has its own"
+
+
+def cost(
+    target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="a run folder, or a model's name with --data")],
+    device: Annotated[str | None, typer.Option(help="cpu, cuda …  \\[default: the GPU where there is one]")] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="what the machine costs an hour, in any currency")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="at most so long for the sweep over batch sizes")] = 60.0,
+    data: Annotated[str | None, typer.Option(help=f"what the images are, {_MODEL_ONLY}")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(help=f"side in pixels, {_MODEL_ONLY}")] = None,
+    batch_size: Annotated[int | None, typer.Option(help=f"images in a training step, {_MODEL_ONLY}")] = None,
+    precision: Annotated[str | None, typer.Option(help=f"float32 or bfloat16, {_MODEL_ONLY}")] = None,
+    minimizer: Annotated[str | None, typer.Option(help=f"whose training step is measured, {_MODEL_ONLY}")] = None,
+    optimizer: Annotated[str | None, typer.Option(help=f"which the minimizer wraps, {_MODEL_ONLY}")] = None,
+) -> None:
+    """Measure what a run or a model costs here; what was measured on a run is added to its cost.json."""
+    from steppe import data as sets
+    from steppe.studies import Images, add_cost, describe_price, measure_cost
+
+    own = {
+        "data": {"name": data, "image_size": image_size},
+        "model": {"name": target},
+        "batch_size": batch_size,
+        "precision": precision,
+        "minimizer": {"name": minimizer},
+        "optimizer": {"name": optimizer},
+    }
+    given = [f"--{key}" for key, value in _flat(own).items() if value is not None and key != "model"]
+    if (Path(target) / "config.toml").is_file():
+        if given:
+            what = f"{', '.join(given)} cannot be changed: a run has its own"
+            raise ConfigError(what, where=target, mend="name a model instead of a run, or leave them away")
+        run = Run(target)
+        found = add_cost(run, device=device, seconds=seconds, price_per_hour=price_per_hour)
+        console.print(cost_table(found))
+        console.print(f"added to {run.path / 'cost.json'}", markup=False, soft_wrap=True)
+        return
+    if Path(target).is_dir():
+        Run(target)  # says what a run folder is
+    if data is None:
+        mend = "name a run folder, or say --data NAME: a model is measured on images of some size"
+        raise ConfigError(f"{target!r} is no run folder, and a model needs --data", where="steppe cost", mend=mend)
+    config = parse(RunConfig, _given(own), where="the command line's flags")
+    found = measure_cost(config, Images.of_dataset(sets.load(config.data, data_root)), device=device, seconds=seconds)
+    if price_per_hour is not None:
+        found["price"] = describe_price(found, price_per_hour)
+    console.print(cost_table(found))
+
+
+def cost_table(found: dict[str, Any]) -> Table:
+    """Lay out what `cost.json` holds, with a line for each batch size of the sweep."""
+    table = Table(box=None, show_header=False)
+
+    def row(name: str, value: Any, unit: str, note: str = "") -> None:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        shown = Text(f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if number else "–", justify="right")
+        table.add_row(Text(name), shown, unit if number else "", Text(note, style="dim"))
+
+    inference, step = found["inference"], found["training_step"]
+    row("parameters", found["parameters"], "")
+    row("FLOPs of an image", found["flops_per_image"], "", "forward; a multiply-add is two")
+    for place in inference["sweep"]:
+        best = "best" if place["batch_size"] == inference["best_batch_size"] else ""
+        row(f"inference, batch {place['batch_size']}", round(place["images_per_s"]), "images/s", best)
+    table.add_row(Text(""), Text(""), "", Text(f"{inference['device_name']}; {inference['ended']}", style="dim"))
+    row("memory of inference", inference["memory_mib"], "MiB", f"batch {inference['best_batch_size']}")
+    counted = "CUDA's allocator" if step["counted"] == "allocator" else "the tensors alive at once"
+    row(
+        "memory of a training step",
+        step["memory_mib"],
+        "MiB",
+        step.get("reason") or f"batch {step['batch_size']}, {counted}",
+    )
+    row("energy of an image", inference["energy_j_per_image"], "J", inference["energy_reason"] or "")
+    if training := found.get("training"):
+        row("training", training["images_per_s"], "images/s")
+        row("an epoch", training["time_per_epoch_s"], "s", "after the first")
+        row("warm-up", training["warmup_s"], "s", "of the first epoch")
+        row("compiling", training["compile_s"], "s")
+    if energy := found.get("training_energy"):
+        row("energy of training", energy["joules"], "J", energy.get("reason") or f"over {energy['seconds']:.0f} s")
+    for key, name in (("training", "the training"), ("epoch", "an epoch"), ("million_images", "a million answers")):
+        if price := found.get("price"):
+            row(f"price of {name}", price[key], "", f"at {price['per_hour']:g} an hour")
+    return table
+
+
+def _flat(own: dict[str, Any]) -> dict[str, Any]:
+    """Flags of nested keys: a section's name is the section's flag."""
+    out: dict[str, Any] = {}
+    for key, value in own.items():
+        if isinstance(value, dict):
+            out |= {key if inner == "name" else inner.replace("_", "-"): v for inner, v in value.items()}
+        else:
+            out[key.replace("_", "-")] = value
+    return out
+
+
+def _given(own: dict[str, Any]) -> dict[str, Any]:
+    pairs = ((key, _given(value) if isinstance(value, dict) else value) for key, value in own.items())
+    return {key: value for key, value in pairs if value is not None and value != {}}

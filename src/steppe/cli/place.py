@@ -1,0 +1,78 @@
+"""Options that say where and how a run happens, not what it is: they do not change its name or its result."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steppe.runs import TRACKERS
+
+_PANEL = "Images and trackers"
+_READERS = "processes that read images which are not kept in memory; 0 reads in a thread"
+
+
+class Keep(StrEnum):
+    """Where the images of a folder are kept."""
+
+    auto = "auto"
+    memory = "memory"
+    cache = "cache"
+    stream = "stream"
+
+
+KeepOption = Annotated[
+    Keep,
+    typer.Option(
+        "--keep",
+        help="images of a folder: in memory, in a memory-mapped cache (decoded once), or stream (decoded each time); "
+        "auto: in memory where they fit",
+        rich_help_panel=_PANEL,
+    ),
+]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache", help="folder of the caches  \\[default: $STEPPE_CACHE, else ~/.cache/steppe]", rich_help_panel=_PANEL
+    ),
+]
+MemoryOption = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-limit",
+        min=0,
+        help="--keep auto: so many GiB at most in memory  \\[default: a third of the machine's]",
+        rich_help_panel=_PANEL,
+    ),
+]
+WorkersOption = Annotated[
+    int, typer.Option("--workers", "--readers", min=0, max=1024, help=_READERS, rich_help_panel=_PANEL)
+]
+ReadersOption = Annotated[
+    int, typer.Option("--readers", min=0, max=1024, help=f"for each run, {_READERS}", rich_help_panel=_PANEL)
+]
+ResidentOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--resident/--no-resident",
+        help="keep training images that are in memory on the device  \\[default: where they fit]",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        help=f"also tell a tracker: {', '.join(TRACKERS)}; may be given several times",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+def gibibytes(size: float | None) -> int | None:
+    """Bytes of so many GiB; at least one, since none would mean no limit."""
+    return None if size is None else max(1, int(size * 2**30))

@@ -1,0 +1,105 @@
+"""`steppe cost` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from steppe.cli import main
+from steppe.runs import Run
+
+
+def steppe(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cost") / "r"
+    arguments = ("--model", "resnet_tiny", "--batch-size", 256, "--epochs", 2, "--minimizer", "sam")
+    assert steppe("train", *arguments, "-o", folder) == 0
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+    return Run(shutil.copytree(trained, tmp_path / "r"))
+
+
+def test_the_cost_of_a_run_is_added_to_its_folder(run, capsys):
+    before = run.read("cost.json")
+    assert before["training"]["images_per_s"] == pytest.approx(5 * 256 / before["training"]["time_per_epoch_s"])
+    run.write("cost.json", {**before, "mine": 1})
+    assert steppe("cost", run.path, "--seconds", 0.5, "--price-per-hour", 3.6) == 0
+    out = capsys.readouterr().out
+    after = run.read("cost.json")
+    assert after["mine"] == 1
+    assert {key: after[key] for key in before} == before
+    inference = after["inference"]
+    assert inference["sweep"][0]["batch_size"] == 32
+    assert str(inference["best_batch_size"]) in out
+    assert "best" in out
+    assert after["training_step"]["batch_size"] == 256
+    assert after["training_step"]["memory_mib"] > inference["memory_mib"] * 256 / inference["best_batch_size"] / 2
+    price = after["price"]
+    assert price["training"] == pytest.approx(run.summary["time_s"] / 1000)
+    assert price["million_images"] == pytest.approx(1000 / inference["images_per_s"])
+    assert "price of the training" in out
+
+
+def test_a_second_gradient_needs_no_second_batch_of_memory(run, capsys):
+    """SAM keeps the weights' perturbation; its activations come one pass after the other."""
+    assert steppe("cost", run.path, "--seconds", 0.1) == 0
+    weights = run.read("cost.json")["parameters"] * 4 / 2**20
+    sam = run.read("cost.json")["training_step"]["memory_mib"]
+    text = (run.path / "config.toml").read_text()
+    changed = text.replace('name = "sam"', 'name = "base"').replace("rho = 0.05\n", "")
+    assert changed != text
+    (run.path / "config.toml").write_text(changed)
+    (run.path / "summary.json").write_text("{}")
+    assert steppe("cost", run.path, "--seconds", 0.1) == 0
+    base = run.read("cost.json")["training_step"]["memory_mib"]
+    assert base < sam < base + 3 * weights
+
+
+def test_the_data_of_a_run_need_not_be_here(run):
+    about = run.read("data.json")
+    run.write("data.json", {**about, "name": "gone"})
+    assert steppe("cost", run.path, "--seconds", 0.1) == 0
+
+
+def test_the_cost_of_a_model(run, capsys):
+    assert steppe("cost", "mixer_tiny_p2", "--data", "digits", "--seconds", 0.1, "--minimizer", "asam") == 0
+    out = capsys.readouterr().out
+    assert "memory of a training step" in out
+    assert "an epoch" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("resnet_tiny",), "a model needs --data"),
+        (("resnet_tinny", "--data", "digits"), "did you mean 'resnet_tiny'"),
+        (("resnet_tiny", "--data", "digits", "--minimizer", "asm"), "did you mean 'asam'"),
+        (("r", "--batch-size", 3), "--batch-size cannot be changed"),
+        (("r", "--device", "warp"), "device 'warp' cannot be used"),
+        ((".",), "not a run folder"),
+    ],
+)
+def test_mistakes(run, arguments, expected, capsys):
+    assert steppe("cost", *arguments) == 2
+    err = capsys.readouterr().err
+    assert expected in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_a_run_without_data_json(run, capsys):
+    (run.path / "data.json").write_text(json.dumps({}))
+    assert steppe("cost", run.path) == 2
+    assert "data.json does not say" in capsys.readouterr().err
