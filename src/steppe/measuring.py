@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from steppe.config import derive_seed
 from steppe.data import Dataset, Split, in_order
-from steppe.errors import ConfigError, MeasureError, unknown_name
+from steppe.errors import ConfigError, MeasureError, SteppeError, unknown_name
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits, labels) -> the loss of each example."""
@@ -75,7 +75,11 @@ class Settings(Mapping[str, Any]):
     @property
     def chosen_loss(self) -> Loss:
         """The loss that `settings["loss"]` asks for: "trained" or "cross_entropy"."""
-        return self.loss if self.asked.get("loss") == "trained" else cross_entropy
+        known = {"trained": self.loss, "cross_entropy": cross_entropy}
+        if self["loss"] not in known:
+            mend = f"choose one of: {', '.join(known)}"
+            raise ConfigError(f"loss cannot be {self['loss']!r}", where="--set", mend=mend)
+        return known[self["loss"]]
 
     def batches(self, split: Split, dataset: Dataset, examples: int, batch_size: int | None = None) -> Batches:
         """Normalised batches of the same `examples` images for every model, kept on the device."""
@@ -190,7 +194,7 @@ def in_smaller_chunks(work: Callable[[int], T], batch_size: int, say: Callable[[
     """Call work(batch_size); where memory runs out, again with half as many images at a time, down to one.
 
     Raises:
-        MeasureError: one image alone does not fit.
+        SteppeError: one image alone does not fit.
     """
     while True:
         try:
@@ -201,7 +205,8 @@ def in_smaller_chunks(work: Callable[[int], T], batch_size: int, say: Callable[[
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if batch_size == 1:
-            raise MeasureError("the memory does not hold one image at a time", mend="use --device cpu, or --quick")
+            mend = "use another device (--device cpu), or a smaller image_size"
+            raise SteppeError("the memory does not hold one image at a time", mend=mend)
         batch_size = max(1, batch_size // 2)
         say(f"memory ran out: going on with {batch_size} images at a time, which is the same figure")
 

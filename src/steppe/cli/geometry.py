@@ -31,7 +31,7 @@ def geometry(
     device: shared.Device = None,
     batch_size: shared.BatchSize = 512,
 ) -> None:
-    """Measure the geometry of a run's minimum: flatness, landscapes, attention. Adds geometry.json and figures to it."""
+    """Measure where a run sits: flatness, landscapes, attention. Adds geometry.json and figures to it."""
     from steppe.geometry.measures import MEASURES
 
     if list_:

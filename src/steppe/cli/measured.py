@@ -121,6 +121,8 @@ def measure(
     from steppe.studies.measured import add_results, open_model, open_run
 
     chosen, changed = choose(table, only), change_settings(table, changes or [])
+    if other is not None and only is None and "between" in table:
+        chosen["between"] = table["between"]
     with progress_bar() as bar:
         reading = ReadingProgress(bar)
         if run is not None:

@@ -10,6 +10,12 @@ import typer
 from steppe.cli.show import console
 
 _CASES = {"weights": "weights, no biases", "weights_and_biases": "weights and biases"}
+_PRESETS = {
+    "weights, η = 0": "asam_weights",
+    "weights, η > 0": "asam_weights_eta",
+    "all, η = 0": "asam_all",
+    "all, η > 0": "asam_all_eta",
+}
 
 
 def symmetry(
@@ -48,13 +54,7 @@ def _figures(found: dict[str, Any], paper: Any) -> dict[str, Any]:
             for c in range(2)
         }
         sharp = part["sharp_loss"]
-        presets = {
-            "weights": "asam_weights",
-            "weights, η": "asam_weights_eta",
-            "all": "asam_all",
-            "all, η": "asam_all_eta",
-        }
-        asam = {name: sharp[key] for name, key in presets.items()}
+        asam = {name: sharp[key] for name, key in _PRESETS.items()} | {"SAM, to compare": sharp["sam"]}
         figures[f"figure2_outputs_{case}"] = paper.draw_series(outputs, along, "output", title)
         figures[f"figure3_sam_{case}"] = paper.draw_series({"SAM": sharp["sam"]}, along, "SAM loss", title)
         figures[f"figure4_asam_{case}"] = paper.draw_series(asam, along, "ASAM loss", title)

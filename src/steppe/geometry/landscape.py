@@ -8,7 +8,6 @@ symmetric about zero, and the same for every model: pictures can be laid side by
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -220,8 +219,8 @@ def measure_square(
         radius: the largest step in units of the directions.
         loss: gives each example's loss.
         reestimate: take BatchNorm's statistics anew at each point.
-        known: rows found before.
-        keep: takes the rows so far.
+        known: rows found before, the last perhaps not whole.
+        keep: takes the rows so far, after each point.
         tell: takes how many points are done, and of how many.
 
     Returns:
@@ -231,18 +230,19 @@ def measure_square(
         raise MeasureError(f"a square is spanned by two directions, not {len(directions)}")
     across, up = directions
     steps = coordinates(points, radius)
-    rows = list(known or [])[:points]
+    rows = [list(row) for row in known or []][:points]
     with as_found(model):
         origin = _origin(model, directions)
         probe = LossAt(model, batches, loss, reestimate=reestimate)
         centre = probe.here()
-        for y in steps[len(rows) :]:
-            row: Row = []
-            for x in steps:
-                row.append(finite(probe.along(origin, [across, up], [x, y])))
-                tell(len(rows) * points + len(row), points**2)
-            rows.append(row)
-            keep(rows)
+        done = max(0, len(rows) - 1)
+        for index in range(done, points):
+            if index == len(rows):
+                rows.append([])
+            for x in steps[len(rows[index]) :]:
+                rows[index].append(finite(probe.along(origin, [across, up], [x, steps[index]])))
+                keep(rows)
+                tell(index * points + len(rows[index]), points**2)
     return {"steps": steps, "loss": rows, "centre": finite(centre), "examples": probe.examples}
 
 
@@ -309,7 +309,7 @@ def _origin(model: nn.Module, directions: Sequence[Direction]) -> list[Tensor]:
     parameters = trainable(model)
     for direction in directions:
         _check_shapes(direction, parameters)
-        if not all(math.isfinite(float(part.detach().abs().sum())) for part in direction):
+        if not all(bool(torch.isfinite(part).all()) for part in direction):
             raise MeasureError("a direction holds NaN or infinity")
     return [p.detach().clone() for p in parameters]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from steppe.config import MeasureConfig
 from steppe.data import Dataset, in_order
@@ -15,10 +15,11 @@ from steppe.geometry.landscape import measure_between, measure_line, measure_squ
 from steppe.geometry.noise import measure_noise_loss
 from steppe.measuring import Batches, Measure, Settings, in_smaller_chunks, sample
 
+T = TypeVar("T")
+
 
 def _noise(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     return _on_training_images(
-        model,
         dataset,
         settings,
         lambda batches: dict(
@@ -29,17 +30,30 @@ def _noise(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, 
 
 
 def _line(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    (direction,) = random_directions(model, 1, seed=settings["seed"])
-    return _landscape(model, dataset, settings, measure_line, direction)
+    (direction,) = _directions(model, dataset, settings, 1)
+    return _landscape(model, dataset, settings, measure_line, direction, radius=settings["radius"])
 
 
 def _square(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    return _landscape(model, dataset, settings, measure_square, random_directions(model, 2, seed=settings["seed"]))
+    two = _directions(model, dataset, settings, 2)
+    return _landscape(model, dataset, settings, measure_square, two, radius=settings["radius"])
+
+
+def _between(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
+    if settings.other is None:
+        raise MeasureError("the way to another run needs that run", mend="name it: --with RUN")
+    return _landscape(model, dataset, settings, measure_between, settings.other)
 
 
 def _landscape(
-    model: nn.Module, dataset: Dataset, settings: Settings, measure: Callable[..., dict[str, Any]], directions: Any
+    model: nn.Module,
+    dataset: Dataset,
+    settings: Settings,
+    measure: Callable[..., dict[str, Any]],
+    where: Any,
+    **options: Any,
 ) -> dict[str, Any]:
+    """Measure where to go in smaller chunks if need be; what was found before memory ran out is not lost."""
     known = settings.known if isinstance(settings.known, list) else []
 
     def keep(found: list[Any]) -> None:
@@ -49,40 +63,29 @@ def _landscape(
     def work(batches: Batches) -> dict[str, Any]:
         return measure(
             model,
-            batches,
-            directions,
+            *((where, batches) if measure is measure_between else (batches, where)),
             points=settings["points"],
-            radius=settings["radius"],
             loss=settings.chosen_loss,
-            reestimate=_reestimate(settings),
+            reestimate=_pick(settings, "batchnorm", {"kept": False, "reestimated": True}),
             known=known,
             keep=keep,
             tell=settings.tell,
+            **options,
         )
 
-    return _on_training_images(model, dataset, settings, work, settings["examples"])
+    return _on_training_images(dataset, settings, work, settings["examples"])
 
 
-def _between(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    if settings.other is None:
-        raise MeasureError("the way to another run needs that run", mend="name it: --with RUN")
-    other = settings.other
-    return _on_training_images(
-        model,
-        dataset,
-        settings,
-        lambda batches: measure_between(
-            model,
-            other,
-            batches,
-            points=settings["points"],
-            loss=settings.chosen_loss,
-            reestimate=_reestimate(settings),
-            keep=settings.keep,
-            tell=settings.tell,
-        ),
-        settings["examples"],
-    )
+def _directions(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
+    return _pick(settings, "directions", DIRECTIONS)(model, dataset, settings, count)
+
+
+def _random(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
+    return random_directions(model, count, seed=settings["seed"])
+
+
+DIRECTIONS: dict[str, Callable[[nn.Module, Dataset, Settings, int], list[list[Tensor]]]] = {"random": _random}
+"""Where the directions of a landscape come from: name -> function that gives so many."""
 
 
 def _attention(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -101,7 +104,7 @@ def _attention(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[s
 
 
 def _on_training_images(
-    model: nn.Module, dataset: Dataset, settings: Settings, work: Callable[[Batches], dict[str, Any]], examples: int
+    dataset: Dataset, settings: Settings, work: Callable[[Batches], dict[str, Any]], examples: int
 ) -> dict[str, Any]:
     if examples < 1:
         raise ConfigError("at least one example is needed", where="--set")
@@ -110,12 +113,11 @@ def _on_training_images(
     )
 
 
-def _reestimate(settings: Settings) -> bool:
-    known = {"kept": False, "reestimated": True}
-    if settings["batchnorm"] not in known:
-        what = f"batchnorm cannot be {settings['batchnorm']!r}"
-        raise ConfigError(what, where="--set", mend=f"choose one of: {', '.join(known)}")
-    return known[settings["batchnorm"]]
+def _pick(settings: Settings, key: str, known: dict[str, T]) -> T:
+    if settings[key] not in known:
+        mend = f"choose one of: {', '.join(known)}"
+        raise ConfigError(f"{key} cannot be {settings[key]!r}", where="--set", mend=mend)
+    return known[settings[key]]
 
 
 _LANDSCAPE: dict[str, Any] = {
@@ -124,7 +126,7 @@ _LANDSCAPE: dict[str, Any] = {
     "seed": 0,
     "loss": "cross_entropy",
     "batchnorm": "kept",
-    "directions": "random, filter-normalised",
+    "directions": "random",
 }
 
 MEASURES: dict[str, Measure] = {
@@ -136,13 +138,13 @@ MEASURES: dict[str, Measure] = {
     ),
     "line": Measure(
         _line,
-        "loss along a random filter-normalised direction",
+        "loss along a direction: random, filter-normalised",
         {"points": 51, **_LANDSCAPE},
         quick={"points": 21, "examples": 256},
     ),
     "landscape": Measure(
         _square,
-        "loss on a square of two random filter-normalised directions; points is a side's",
+        "loss on a square of two directions; points are a side's",
         {"points": 50, **_LANDSCAPE},
         quick={"points": 15, "examples": 256},
     ),

@@ -79,7 +79,8 @@ def draw_line(found: Mapping[str, Any], title: str = "") -> Figure:
     axes.plot(found["steps"], _numbers(found["loss"]), color=_BLUE)
     if found.get("centre") is not None:
         axes.plot(0, found["centre"], marker="o", color=_ORANGE, linestyle="none", label="the weights")
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper center")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set(xlabel="step along the direction", ylabel="loss", title=title)
     return _tidy(figure, axes)
 
@@ -186,12 +187,14 @@ def draw_series(
     figure = _figure(4.6, 3.0)
     axes = figure.add_subplot()
     for index, (name, values) in enumerate(lines.items()):
-        axes.plot([_nan(v) for v in values], label=name, color=colormaps["tab10"](index % 10), linewidth=1.3)
+        drawn = [_nan(v) for v in values]
+        style = ("-", "--", ":", "-.")[index % 4]  # lines may lie on one another
+        axes.plot(drawn, label=name, color=colormaps["tab10"](index % 10), linestyle=style, linewidth=1.6)
     if logarithmic:
         axes.set_yscale("log")
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     if len(lines) > 1:
-        axes.legend(frameon=False, fontsize=_SIZE - 2)
+        axes.legend(frameon=False, fontsize=_SIZE - 2, loc="center left", bbox_to_anchor=(1, 0.5))
     return _tidy(figure, axes)
 
 

@@ -209,7 +209,8 @@ def add_results(
                     raise
                 notify("left_out", name, {"reason": error.what})
                 continue
-            results = {**_read(path), key: {**_jsonable(found), "settings": values}}
+            made_on = {"device": str(subject.device), "torch": torch.__version__, "precision": "float32"}
+            results = {**_read(path), key: {**_jsonable(found), "settings": values, "made_on": made_on}}
             write_json(path, results)
             keeper.forget()
             notify("done", name, {**results[key], "time_s": time.monotonic() - began})
