@@ -26,6 +26,7 @@ from steppe.data.sources import Progress
 from steppe.errors import ConfigError, DataError, MeasureError, RunError, SteppeError
 from steppe.measuring import Loss, Measure, Settings, check_finite, cross_entropy
 from steppe.models.freezing import head_parameters
+from steppe.models.names import short_name
 from steppe.models.weights import load_pretrained
 from steppe.runs import Run, locked, read_json, write_json
 from steppe.studies.pipeline import load_model
@@ -275,8 +276,9 @@ def _loss_of(config: RunConfig) -> Loss:
 
 def _statistics_of(name: str, weights: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """The mean and standard deviation that timm's weights were trained with, if these are timm's."""
-    source = weights.partition(":")[2] or name.removeprefix("timm:")
-    if not weights.startswith("timm") or not timm.is_model(source):
+    known_name = short_name(name)
+    source = weights.partition(":")[2] or (known_name.twin if known_name else name.removeprefix("timm:"))
+    if weights.partition(":")[0] != "timm" or not source or not timm.is_model(source):
         return None
     known = timm.get_pretrained_cfg(source, allow_unregistered=False)
     if known is None or len(known.mean) != channels:
