@@ -58,6 +58,10 @@ class TrainingError(SteppeError):
     """Training itself could not go on: the loss is no longer finite, or memory ran out."""
 
 
+class MeasureError(SteppeError):
+    """A measure means nothing for this model or these data, or cannot be made of them here."""
+
+
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """Return the names in `known` that look most like `name`, best first."""
     by_lower = {k.lower(): k for k in known}

@@ -14,7 +14,10 @@ from rich.text import Text
 
 from steppe.cli import study
 from steppe.cli.cost import cost
+from steppe.cli.evaluate import evaluate
+from steppe.cli.geometry import geometry
 from steppe.cli.show import console, errors
+from steppe.cli.symmetry import symmetry
 from steppe.cli.train import train
 from steppe.config import MINIMIZER_DEFAULTS
 from steppe.errors import Interrupted, RunError, SteppeError
@@ -28,6 +31,9 @@ app = typer.Typer(
 app.command()(train)
 app.command()(cost)
 app.add_typer(study.app, name="study")
+app.command()(evaluate)
+app.command()(geometry)
+app.command()(symmetry)
 
 
 def _print_version(asked: bool) -> None:

@@ -1,5 +1,19 @@
-"""How well a model does: accuracy; calibration, corruptions and attacks find their place here."""
+"""How well a model does: accuracy, calibration, corruptions, attacks."""
 
 from steppe.evaluate.accuracy import Accuracy, measure_accuracy
+from steppe.evaluate.attacks import Pixels, fgsm, measure_attacks, pgd
+from steppe.evaluate.scores import predict, score
+from steppe.evaluate.shifts import measure_corruptions, measure_variant
 
-__all__ = ["Accuracy", "measure_accuracy"]
+__all__ = [
+    "Accuracy",
+    "Pixels",
+    "fgsm",
+    "measure_accuracy",
+    "measure_attacks",
+    "measure_corruptions",
+    "measure_variant",
+    "pgd",
+    "predict",
+    "score",
+]

@@ -7,7 +7,7 @@ metrics.jsonl             one JSON line a record, only ever added to
 summary.json              how it ended: "finished" or "failed", with the reason
 weights.safetensors       the final weights
 checkpoint.safetensors    where to go on; only while the run is not finished
-cost.json, geometry.json  what was measured on it afterwards; on CUDA also the energy of training
+cost.json, geometry.json, robustness.json, figures/  what was measured on it afterwards; on CUDA also the energy
 trackers.json             the tracked runs it is told to, where there are any
 """
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from steppe import cost, data, models
-from steppe.config import MeasureConfig, RunConfig, derive_seed
+from steppe.config import MeasureConfig, RunConfig
 from steppe.data import Dataset, Keeping, in_order
 from steppe.data.sources import Progress
 from steppe.geometry import measure_noise_loss
+from steppe.measuring import sample
 from steppe.runs import Observer, Run
 from steppe.studies.costs import describe_training
 from steppe.train import pick_device, train
@@ -86,7 +87,7 @@ def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: 
     place = pick_device(device)
     model = load_model(run, dataset).to(place)
     shape = (dataset.channels, dataset.image_size, dataset.image_size)
-    some = dataset.train.take(_sample(len(dataset.train), measure.noise_examples))
+    some = dataset.train.take(sample(len(dataset.train), measure.noise_examples))
     batches = list(in_order(some, dataset, batch_size=512, device=place))
     noise_loss = measure_noise_loss(model, batches, sigma=measure.noise_sigma, draws=measure.noise_draws)
     with run.lock():
@@ -118,9 +119,3 @@ def load_model(run: Run, dataset: Dataset) -> torch.nn.Module:
     model = models.build(run.config.model, image_size=size, channels=channels, classes=len(dataset.classes), load=False)
     models.load_weights(model, run.weights)
     return model.eval()
-
-
-def _sample(total: int, count: int) -> torch.Tensor:
-    """Pick the same `count` images of a split for every run."""
-    generator = torch.Generator().manual_seed(derive_seed(0, "measure"))
-    return torch.randperm(total, generator=generator)[:count]

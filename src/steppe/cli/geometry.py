@@ -1,0 +1,91 @@
+"""`steppe geometry`: where a run sits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steppe.cli import measured as shared
+
+HEADLINES = {
+    "noise": "mean stderr clean",
+    "line": "centre",
+    "landscape": "centre",
+    "between": "barrier",
+}
+
+
+def geometry(
+    run: shared.RunFolder = None,
+    only: shared.Only = None,
+    set_: shared.Set = None,
+    quick: shared.Quick = False,
+    again: shared.Again = False,
+    list_: shared.Listing = False,
+    with_: shared.With = None,
+    model: shared.Model = None,
+    weights: shared.Weights = None,
+    data: shared.Data = None,
+    image_size: shared.ImageSize = None,
+    out: shared.Out = None,
+    data_root: shared.DataRoot = None,
+    device: shared.Device = None,
+    batch_size: shared.BatchSize = 512,
+) -> None:
+    """Measure where a run sits: flatness, landscapes, attention. Adds geometry.json and figures to it."""
+    from steppe.geometry.measures import MEASURES
+
+    if list_:
+        shared.print_measures(MEASURES)
+        return
+    subject, found = shared.measure(
+        MEASURES,
+        "geometry.json",
+        HEADLINES,
+        run=run,
+        only=only,
+        changes=set_,
+        quick=quick,
+        again=again,
+        other=with_,
+        model=model,
+        weights=weights,
+        data=data,
+        image_size=image_size,
+        out=out,
+        data_root=data_root,
+        device=device,
+        batch_size=batch_size,
+    )
+    shared.say_figures(subject.folder / "figures", _draw(subject, found))
+
+
+def _draw(subject: Any, found: dict[str, Any]) -> int:
+    from steppe.report import paper as draw
+
+    figures: dict[str, Any] = {}
+    title = subject.folder.resolve().name
+    if "line" in found:
+        figures["line"] = draw.draw_line(found["line"], title)
+    if "landscape" in found:
+        figures["landscape"] = draw.draw_landscape(found["landscape"], title)
+    if "between" in found:
+        other = found["between"]["settings"].get("with", "the other").rstrip("/").rsplit("/", 1)[-1]
+        figures["between"] = draw.draw_between(found["between"], ends=(title, other))
+    if "attention" in found:
+        figures["attention"] = draw.draw_attention(*_attention(subject, found["attention"]), title)
+    for name, figure in figures.items():
+        draw.save(figure, subject.folder / "figures" / name)
+    return len(figures)
+
+
+def _attention(subject: Any, found: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The images and the maps laid over them, at the size the model sees."""
+    import torch
+
+    from steppe.data.resample import resize
+    from steppe.geometry.attention import enlarge
+
+    size = subject.dataset.image_size
+    images = resize(subject.dataset.test.pick(torch.tensor(found["images"])), size).round().clamp(0, 255).byte()
+    maps = {"last layer": found["last_layer"], "rollout": found["rollout"]}
+    return images.numpy(), {name: enlarge(torch.tensor(m), size).numpy() for name, m in maps.items()}

@@ -1,0 +1,220 @@
+"""Figures for a paper, by matplotlib: each is written as PNG and as PDF.
+
+They draw what measures left as plain numbers in `geometry.json` and `robustness.json`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from steppe.runs.files import write_atomically
+
+_BLUE, _ORANGE, _GREY = "#2f6db3", "#d9822b", "#666666"
+_SIZE = 9
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write `stem`.png and `stem`.pdf, whole or not at all; the same figure gives the same bytes."""
+    paths = []
+    for kind, options in (("png", {"dpi": 200}), ("pdf", {"metadata": {"CreationDate": None}})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, bbox_inches="tight", **options)
+        path = stem.with_name(f"{stem.name}.{kind}")
+        write_atomically(path, buffer.getvalue())
+        paths.append(path)
+    return paths
+
+
+def draw_landscape(found: Mapping[str, Any], title: str = "") -> Figure:
+    """The loss on a square, as contours and as a surface; the cross is the model."""
+    steps = np.array(found["steps"], dtype=float)
+    loss = _numbers(found["loss"])
+    low, high = np.nanmin(loss), np.nanmax(loss)
+    figure = _figure(8.6, 3.7)
+    flat = figure.add_subplot(1, 2, 1)
+    logarithmic = low > 0 and high / low > 10
+    spread = np.geomspace(low, high, 25) if logarithmic else np.linspace(low, high if high > low else low + 1e-9, 25)
+    norm = LogNorm(low, high) if logarithmic else None
+    filled = flat.contourf(steps, steps, np.ma.masked_invalid(loss), levels=spread, cmap="viridis", norm=norm)
+    flat.contour(
+        steps, steps, np.ma.masked_invalid(loss), levels=spread[::2], colors="white", linewidths=0.4, alpha=0.7
+    )
+    flat.plot(0, 0, marker="+", color="white", markersize=10, markeredgewidth=1.5)
+    flat.set(xlabel="first direction", ylabel="second direction", aspect="equal")
+    bar = figure.colorbar(filled, ax=flat, fraction=0.046, pad=0.03, format="%.3g")
+    bar.set_ticks([float(level) for level in spread[::4]])
+    bar.ax.minorticks_off()
+    bar.set_label("loss" + (", logarithmic" if logarithmic else ""))
+    solid: Any = figure.add_subplot(1, 2, 2, projection="3d")
+    x, y = np.meshgrid(steps, steps)
+    height = np.log10(loss) if logarithmic else loss
+    solid.plot_surface(x, y, height, cmap="viridis", linewidth=0, rcount=60, ccount=60)
+    solid.set(xlabel="first", ylabel="second")
+    solid.set_zlabel("log₁₀ loss" if logarithmic else "loss")
+    for axis in (solid.xaxis, solid.yaxis, solid.zaxis):
+        axis.set_major_locator(MaxNLocator(5))
+    solid.view_init(elev=28, azim=-55)
+    centre = found.get("centre")
+    said = f"loss at the weights {centre:.4g}" if centre is not None else ""
+    figure.suptitle(" · ".join(text for text in (title, said) if text), fontsize=_SIZE + 1)
+    return figure
+
+
+def draw_line(found: Mapping[str, Any], title: str = "") -> Figure:
+    """The loss along a direction."""
+    figure = _figure(4.2, 3.0)
+    axes = figure.add_subplot()
+    axes.plot(found["steps"], _numbers(found["loss"]), color=_BLUE)
+    if found.get("centre") is not None:
+        axes.plot(0, found["centre"], marker="o", color=_ORANGE, linestyle="none", label="the weights")
+        axes.legend(frameon=False, loc="upper center")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set(xlabel="step along the direction", ylabel="loss", title=title)
+    return _tidy(figure, axes)
+
+
+def draw_between(
+    found: Mapping[str, Any], title: str = "", ends: tuple[str, str] = ("this run", "the other")
+) -> Figure:
+    """The loss on the way between two models, and the straight line it is compared with."""
+    shares, loss = np.array(found["shares"]), _numbers(found["loss"])
+    figure = _figure(4.2, 3.0)
+    axes = figure.add_subplot()
+    axes.plot(shares, loss, color=_BLUE, marker=".")
+    axes.plot([0, 1], [loss[0], loss[-1]], color=_GREY, linestyle="--", linewidth=1)
+    barrier = found.get("barrier")
+    said = "" if barrier is None else f"barrier {barrier:.4g}"
+    axes.set(ylabel="loss", title=" · ".join(text for text in (title, said) if text))
+    axes.set_xticks([0, 0.5, 1], [ends[0], "½", ends[1]])
+    return _tidy(figure, axes)
+
+
+def draw_spectrum(
+    grid: Sequence[float], density: Sequence[float], eigenvalues: Sequence[float] = (), title: str = ""
+) -> Figure:
+    """The density of a Hessian's eigenvalues on a logarithmic scale, with single eigenvalues marked."""
+    figure = _figure(4.6, 3.0)
+    axes = figure.add_subplot()
+    values = np.array(density, dtype=float)
+    axes.semilogy(grid, np.maximum(values, max(values.max() * 1e-8, 1e-300)), color=_BLUE)
+    for index, value in enumerate(eigenvalues):
+        axes.axvline(value, color=_ORANGE, linewidth=0.8, label="eigenvalues" if index == 0 else None)
+    if len(eigenvalues):
+        axes.legend(frameon=False)
+    axes.set(xlabel="eigenvalue", ylabel="density", title=title)
+    return _tidy(figure, axes)
+
+
+def draw_bars(groups: Mapping[str, Mapping[str, float | None]], label: str, title: str = "") -> Figure:
+    """Bars for the parts of a network, such as λmax of each block; one colour a model.
+
+    Args:
+        groups: model -> part -> value.
+        label: of the vertical axis.
+        title: above.
+    """
+    parts = list(dict.fromkeys(part for values in groups.values() for part in values))
+    figure = _figure(max(3.6, 0.55 * len(parts) + 1.4), 3.0)
+    axes = figure.add_subplot()
+    width = 0.8 / len(groups)
+    for index, (name, values) in enumerate(groups.items()):
+        heights = [_nan(values.get(part)) for part in parts]
+        places = np.arange(len(parts)) + (index - (len(groups) - 1) / 2) * width
+        axes.bar(places, heights, width, label=name, color=colormaps["tab10"](index % 10))
+    positive = [v for values in groups.values() for v in values.values() if v is not None and v > 0]
+    if positive and max(positive) / min(positive) > 50:
+        axes.set_yscale("log")
+    axes.set_xticks(range(len(parts)), parts, rotation=40, ha="right")
+    axes.set(ylabel=label, title=title)
+    if len(groups) > 1:
+        axes.legend(frameon=False)
+    return _tidy(figure, axes)
+
+
+def draw_attention(images: np.ndarray, rows: Mapping[str, np.ndarray], title: str = "") -> Figure:
+    """Images, and maps laid over them.
+
+    Args:
+        images: (N, C, H, W) of uint8.
+        rows: name -> maps (N, H, W) in [0, 1], such as "last layer" and "rollout".
+        title: above.
+    """
+    count = len(images)
+    figure = _figure(1.15 * count + 0.6, 1.2 * (1 + len(rows)) + 0.35)
+    grid = figure.subplots(1 + len(rows), count, squeeze=False)
+    for column, image in enumerate(images):
+        shown = image.transpose(1, 2, 0) if len(image) == 3 else np.repeat(image[0][..., None], 3, axis=2)
+        grid[0][column].imshow(shown)
+        for row, maps in enumerate(rows.values(), 1):
+            grid[row][column].imshow(overlay(shown, maps[column]))
+    for row, name in enumerate(["image", *rows]):
+        grid[row][0].set_ylabel(name, fontsize=_SIZE)
+        for axes in grid[row]:
+            axes.set_xticks([])
+            axes.set_yticks([])
+    figure.suptitle(title, fontsize=_SIZE + 1)
+    return figure
+
+
+def overlay(image: np.ndarray, strength: np.ndarray) -> np.ndarray:
+    """Lay a map (H, W) in [0, 1] over an image (H, W, 3) of uint8: cold where it is low, hot where it is high."""
+    heat = colormaps["inferno"](strength)[..., :3]
+    grey = image.mean(axis=2, keepdims=True) / 255
+    return np.clip(0.45 * grey + 0.55 * heat, 0, 1)
+
+
+def draw_series(
+    lines: Mapping[str, Sequence[float | None]],
+    x_label: str,
+    y_label: str,
+    title: str = "",
+    *,
+    logarithmic: bool = False,
+) -> Figure:
+    """Values over the steps of a process, one line a name."""
+    figure = _figure(4.6, 3.0)
+    axes = figure.add_subplot()
+    for index, (name, values) in enumerate(lines.items()):
+        drawn = [_nan(v) for v in values]
+        style = ("-", "--", ":", "-.")[index % 4]  # lines may lie on one another
+        axes.plot(drawn, label=name, color=colormaps["tab10"](index % 10), linestyle=style, linewidth=1.6)
+    if logarithmic:
+        axes.set_yscale("log")
+    axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    if len(lines) > 1:
+        axes.legend(frameon=False, fontsize=_SIZE - 2, loc="center left", bbox_to_anchor=(1, 0.5))
+    return _tidy(figure, axes)
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _tidy(figure: Figure, *panels: Axes) -> Figure:
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=_SIZE)
+        axes.title.set_fontsize(_SIZE + 1)
+    return figure
+
+
+def _numbers(values: Any) -> np.ndarray:
+    return np.array(values, dtype=float)  # None becomes nan
+
+
+def _nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,87 @@
+"""The figures for a paper: that they show the numbers they are given, and are written whole and alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from steppe.report import paper, paper_robustness
+
+STEPS = [-1.0, 0.0, 1.0]
+SQUARE = {"steps": STEPS, "loss": [[3.0, 2.0, None], [2.0, 0.1, 2.0], [3.0, 2.0, 3.0]], "centre": 0.1}
+SCORES = {
+    "reliability": [
+        {"count": 0, "accuracy": None, "confidence": None},
+        {"count": 4, "accuracy": 0.5, "confidence": 0.9},
+    ],
+    "examples": 4,
+    "ece": 0.4,
+    "confusion": [[2, 0, 0], [1, 1, 0], [0, 0, 0]],
+}
+TABLE = {"table": {"fog": [0.9, 0.8, 0.7, 0.6, 0.5], "snow": [0.5, 0.4, 0.3, 0.2, 0.1]}, "mean": 0.5}
+
+
+def figures():
+    pictures = np.random.default_rng(0).integers(0, 255, (2, 3, 8, 8)).astype(np.uint8)
+    heat = np.linspace(0, 1, 128).reshape(2, 8, 8)
+    return {
+        "landscape": paper.draw_landscape(SQUARE, "a run"),
+        "flat": paper.draw_landscape({"steps": STEPS, "loss": [[1.0] * 3] * 3, "centre": None}),
+        "line": paper.draw_line({"steps": STEPS, "loss": [2.0, 0.1, None], "centre": 0.1}),
+        "between": paper.draw_between({"shares": [0, 0.5, 1], "loss": [1.0, 4.0, 2.0], "barrier": 2.5}),
+        "spectrum": paper.draw_spectrum([0, 1, 2], [1.0, 0.1, 0.0], [2.0], "density"),
+        "bars": paper.draw_bars({"SGD": {"stem": 100.0, "head": 1.0}, "SAM": {"stem": 10.0, "head": None}}, "λmax"),
+        "attention": paper.draw_attention(pictures, {"last layer": heat, "rollout": heat}),
+        "grey": paper.draw_attention(pictures[:1, :1], {"rollout": heat[:1]}),
+        "series": paper.draw_series({"one": [1.0, None, 3.0], "two": [1.0, 2.0, 3.0]}, "step", "loss"),
+        "corruptions": paper_robustness.draw_corruptions(TABLE, "a run"),
+        "reliability": paper_robustness.draw_reliability(SCORES),
+        "confusion": paper_robustness.draw_confusion(SCORES, ("a", "b", "c")),
+    }
+
+
+def test_are_written_as_png_and_pdf_and_twice_alike(tmp_path):
+    for name, figure in figures().items():
+        written = paper.save(figure, tmp_path / "one" / f"{name}.v1")
+        assert [path.name for path in written] == [f"{name}.v1.png", f"{name}.v1.pdf"]
+        with Image.open(written[0]) as image:
+            assert min(image.size) > 200, name
+            assert len(image.convert("L").getcolors(10**6)) > 10, f"{name} is blank"
+        assert written[1].read_bytes().startswith(b"%PDF")
+    for name, figure in figures().items():
+        for path in paper.save(figure, tmp_path / "two" / f"{name}.v1"):
+            assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes(), path.name
+
+
+def test_show_the_numbers():
+    (heat, *_) = paper_robustness.draw_corruptions(TABLE).axes
+    assert [text.get_text() for text in heat.texts][:7] == ["90.0", "80.0", "70.0", "60.0", "50.0", "70.0", "50.0"]
+    assert "50.0 %" in heat.get_title()
+    (curve, straight) = (
+        paper.draw_between({"shares": [0, 0.5, 1], "loss": [1.0, 4.0, 2.0], "barrier": 2.5}).axes[0].lines
+    )
+    assert list(curve.get_ydata()) == [1.0, 4.0, 2.0]
+    assert list(straight.get_ydata()) == [1.0, 2.0]
+    (table, *_) = paper_robustness.draw_confusion(SCORES, ("a", "b", "c")).axes
+    assert [text.get_text() for text in table.texts] == ["100", "50", "50"]
+
+
+def test_an_overlay_keeps_the_image_and_shows_the_map():
+    image = np.zeros((4, 4, 3), dtype=np.uint8)
+    strength = np.zeros((4, 4))
+    strength[1, 2] = 1
+    laid = paper.overlay(image, strength)
+    assert laid.sum(axis=2).argmax() == 6
+    assert laid.min() >= 0
+    assert laid.max() <= 1
+    white = paper.overlay(np.full((4, 4, 3), 255, np.uint8), strength)
+    assert (white > laid + 0.1).any(axis=2).all()
+
+
+@pytest.mark.parametrize("name", ["bars"])
+def test_a_missing_bar_is_no_bar(name):
+    (axes,) = figures()[name].axes
+    heights = [patch.get_height() for patch in axes.patches]
+    assert heights[:3] == [100.0, 1.0, 10.0]
+    assert np.isnan(heights[3])
