@@ -2,6 +2,16 @@
 
 from steppe.models.blocks import activations, blocks, partitions
 from steppe.models.build import build, load_weights, model_names
+from steppe.models.freezing import freeze_all_but
 from steppe.models.names import SMALL_MODELS
 
-__all__ = ["SMALL_MODELS", "activations", "blocks", "build", "load_weights", "model_names", "partitions"]
+__all__ = [
+    "SMALL_MODELS",
+    "activations",
+    "blocks",
+    "build",
+    "freeze_all_but",
+    "load_weights",
+    "model_names",
+    "partitions",
+]
