@@ -460,7 +460,11 @@ def test_losses():
     config = make_config(sigmoid_loss=True, label_smoothing=0.1)
     torch.testing.assert_close(objectives.example_losses(logits, labels, config), by_hand)
     torch.testing.assert_close(objectives.example_losses(logits, hot, config), by_hand)
-    assert objectives.count_hits(logits, labels) == objectives.count_hits(logits, hot) == (logits.argmax(1) == labels).sum()
+    assert (
+        objectives.count_hits(logits, labels)
+        == objectives.count_hits(logits, hot)
+        == (logits.argmax(1) == labels).sum()
+    )
 
 
 def test_metrics_are_plain_json(digits, tmp_path):

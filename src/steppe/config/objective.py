@@ -17,7 +17,7 @@ OBJECTIVE_DEFAULTS: dict[str, dict[str, float | int | str]] = {
         "projection": 128,
         "pretrain": 0.8,
         "head_optimizer": "rmsprop",
-        "head_lr": 0.05,
+        "head_lr": 0.005,
         "head_weight_decay": 1e-6,
     },
 }
@@ -29,7 +29,7 @@ class ObjectiveConfig(Section):
 
     name: Literal["supervised", "adversarial", "contrastive"] | None = Field(
         None,
-        description="supervised, adversarial (FGSM with a random start) or contrastive (two stages); default: supervised",
+        description="supervised, adversarial (FGSM, random start) or contrastive (two stages); default: supervised",
     )
     epsilon: float | None = Field(
         None, gt=0, le=255, description="adversarial: largest change of a pixel, in 255ths; default: 2"
@@ -47,7 +47,7 @@ class ObjectiveConfig(Section):
     head_optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "lamb"] | None = Field(
         None, description="contrastive: optimizer of the second stage; default: rmsprop"
     )
-    head_lr: float | None = Field(None, gt=0, description="contrastive: its peak learning rate; default: 0.05")
+    head_lr: float | None = Field(None, gt=0, description="contrastive: its peak learning rate; default: 0.005")
     head_weight_decay: float | None = Field(None, ge=0, description="contrastive: its weight decay; default: 1e-06")
 
     @model_validator(mode="before")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from steppe.config import BudgetConfig, RunConfig
+from steppe.errors import TrainingError
 from steppe.minimizers import Minimizer
 
 
@@ -38,6 +39,24 @@ def next_cost(config: RunConfig, minimizer: Minimizer) -> float:
     if config.objective.name == "adversarial" and not (kind.first and kind.second):
         gradients += 1.0
     return gradients * (2 if config.objective.name == "contrastive" else 1)
+
+
+def check_budget(config: RunConfig, stages: list[tuple[str | None, float]], minimizer: Minimizer) -> None:
+    """Refuse a budget of gradients that does not pay for one step of each stage.
+
+    Args:
+        config: the run.
+        stages: name of each, and the share of the budget at which it ends.
+        minimizer: of the first; those that follow have steps of one gradient.
+    """
+    gradients, cost, start = config.budget.gradient_evaluations, next_cost(config, minimizer), 0.0
+    for name, end in stages if gradients is not None else ():
+        part = (gradients or 0) * (end - start)
+        if part < cost - 1e-6:
+            share = f", of which {part:g} are for the stage {name!r}," if name else ""
+            what = f"a budget of {gradients} gradient(s){share} does not pay for one step"
+            raise TrainingError(what, where="budget.gradient_evaluations", mend=f"a step costs {cost:g}")
+        start, cost = end, 1.0
 
 
 def total_epochs(config: RunConfig, steps_per_epoch: int, steps: int, share: float) -> float:

@@ -77,16 +77,22 @@ def plan_stages(config: RunConfig) -> tuple[Stage, ...]:
     return Stage("pretrain", config, end), Stage("head", head, 1.0)
 
 
-def put_projection(model: nn.Module, config: RunConfig) -> nn.Linear:
-    """Put a fresh projection where the classifier is; returns the classifier.
+def check_classifier(model: nn.Module, config: RunConfig) -> nn.Linear:
+    """Give the model's classifier.
 
     Raises:
-        ConfigError: the model's classifier is not one linear layer.
+        ConfigError: it is not one linear layer.
     """
     classifier = model.get_classifier()  # type: ignore[operator]
     if not isinstance(classifier, nn.Linear):
-        what = f"the classifier of {config.model.name!r} is no linear layer, so no projection can stand in its place"
+        what = f"the classifier of {config.model.name!r} is not one linear layer, whose place a projection could take"
         raise ConfigError(what, where="model.name", mend="choose another model, or another objective")
+    return classifier
+
+
+def put_projection(model: nn.Module, config: RunConfig) -> nn.Linear:
+    """Put a fresh projection where the classifier is; returns the classifier."""
+    classifier = check_classifier(model, config)
     assert config.objective.projection is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "projection"))

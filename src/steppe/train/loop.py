@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -25,13 +24,14 @@ from steppe.evaluate import measure_accuracy
 from steppe.minimizers import Minimizer, reestimate_batchnorm
 from steppe.runs import Observer, Run
 from steppe.train.averaging import WeightAverage
-from steppe.train.budget import next_cost, spent_share, total_epochs
+from steppe.train.budget import check_budget, next_cost, spent_share, total_epochs
 from steppe.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from steppe.train.contrastive import measure_contrast, plan_stages, put_classifier, put_projection
 from steppe.train.objectives import make_objective
 from steppe.train.schedules import lr_factor
-from steppe.train.setup import build_minimizer, build_model
+from steppe.train.setup import build_minimizer, build_model, match_layout
 from steppe.train.steps import CompiledStep, EagerStep
+from steppe.train.tally import Clock, Tally
 
 
 class Training:
@@ -65,17 +65,14 @@ class Training:
         self.stages = plan_stages(config)
         self.classifier: nn.Linear | None = None
         self.captured = captured
-        self.steps = self.records = self.counted = self.seen = 0
-        self.time_s = self.compile_s = 0.0
-        self.clock: float | None = None
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.correct = torch.zeros((), dtype=torch.int64, device=device)
-        self.first_bad = torch.full((), 2**62, device=device)
+        self.steps = self.records = 0
+        self.compile_s = 0.0
+        self.tally, self.clock = Tally(device), Clock(device)
         self._enter(0)
         if run.checkpoint.exists():
             self._restore()
         else:
-            self._check_budget()
+            check_budget(config, [(stage.name, stage.end) for stage in self.stages], self.minimizer)
         self._prepare_step()
 
     # -- the stages ---------------------------------------------------------------------------------------------
@@ -130,7 +127,7 @@ class Training:
 
     def _train_epoch(self) -> None:
         self.model.train()
-        self.clock = time.perf_counter()
+        self.clock.start()
         while True:
             self._train_step()
             self.observer.step(self.steps / len(self.loader))
@@ -139,11 +136,11 @@ class Training:
             if self.steps % len(self.loader) == 0 or self._over():
                 break
             if self.stop.is_set():
-                self._stop_clock()
+                self.clock.stop()
                 self._check_weights()
                 self._save()
                 self._raise_interrupted()
-        self._stop_clock()
+        self.clock.stop()
         self._check_finite()
         self._record_epoch()
         self._save()
@@ -157,14 +154,10 @@ class Training:
         torch.manual_seed(derive_seed(self.config.seed, "step", self.steps))
         compiled_s = self.step.compile_s
         loss, hits, seen = self.step(*inputs)
-        self.clock = (self.clock or 0.0) + self.step.compile_s - compiled_s  # compiling is told apart
+        self.clock.leave_out(self.step.compile_s - compiled_s)  # compiling is told apart
         if self.average:
             self.average.update()
-        self.loss_sum += loss
-        self.correct += hits
-        self.seen += seen
-        self.counted += 1
-        self.first_bad = torch.where(torch.isfinite(loss), self.first_bad, self.first_bad.clamp(max=self.steps))
+        self.tally.add(self.steps, loss, hits, seen)
         self.steps += 1
 
     def _set_rates(self) -> None:
@@ -182,6 +175,7 @@ class Training:
             val = self._measure(self.dataset.val) if classifies else self._measure_contrast()
         if not math.isfinite(val["loss"]):
             self._raise_diverged(self.steps)
+        train_loss, train_accuracy = self.tally.take()
         group = self.minimizer.param_groups[0]
         record = {
             "epoch": self.records + 1,
@@ -189,8 +183,8 @@ class Training:
             **self.spent(),
             "lr": float(group["lr"]),
             "rho": float(group["rho"]) if self.stage.config.minimizer.name != "base" else None,
-            "train_loss": self.loss_sum.item() / self.counted,
-            "train_accuracy": self.correct.item() / self.seen if classifies else None,
+            "train_loss": train_loss,
+            "train_accuracy": train_accuracy if classifies else None,
             "val_loss": val["loss"],
             "val_accuracy": val["accuracy"],
         }
@@ -198,16 +192,15 @@ class Training:
         self.records += 1
         self.stale_epochs = 0 if val["loss"] < self.best_val else self.stale_epochs + 1
         self.best_val = min(self.best_val, val["loss"])
-        self.loss_sum.zero_()
-        self.correct.zero_()
-        self.seen = self.counted = 0
         self.observer.epoch(record)
 
     @contextmanager
     def _evaluated(self) -> Iterator[None]:
         """Inside, the model has the weights that count: unperturbed, and averaged where an average is kept."""
         with self.minimizer.unperturbed(), self.average.in_place() if self.average else nullcontext():
-            if self.average or self.stage.config.minimizer.name == "msam":  # their BatchNorm statistics are of other weights
+            if (
+                self.average or self.stage.config.minimizer.name == "msam"
+            ):  # their BatchNorm statistics are of other weights
                 torch.manual_seed(derive_seed(self.config.seed, "statistics", self.steps))
                 some = (self.loader.batch(0, index)[0] for index in range(min(20, len(self.loader))))
                 with torch.no_grad():
@@ -232,7 +225,7 @@ class Training:
     def _share(self) -> float:
         """The share of the budget that is spent."""
         epochs, gradients = (self.steps, len(self.loader)), self.minimizer.gradient_evaluations
-        return spent_share(self.config.budget, epochs, gradients, self.time_s + self._running_s())
+        return spent_share(self.config.budget, epochs, gradients, self.clock.read(wait=self.steps % 16 == 0))
 
     def _stage_share(self) -> float:
         """The share of the stage's part of the budget; what the minimizer knows of it until the next step."""
@@ -250,41 +243,15 @@ class Training:
             return left < next_cost(self.stage.config, self.minimizer) - 1e-6
         return self.steps > self.began and share >= 1
 
-    def _check_budget(self) -> None:
-        """Refuse a budget of gradients that does not pay for a step of each stage."""
-        gradients, start = self.config.budget.gradient_evaluations, 0.0
-        for stage in self.stages if gradients is not None else ():
-            cost = next_cost(stage.config, self.minimizer) if stage is self.stage else 1.0
-            if gradients * (stage.end - start) < cost - 1e-6:
-                part = f", of which {stage.name!r} gets {gradients * (stage.end - start):g}," if stage.name else ""
-                what = f"a budget of {gradients} gradient(s){part} does not pay for one step"
-                raise TrainingError(what, where="budget.gradient_evaluations", mend=f"a step costs {cost:g}")
-            start = stage.end
-
     def _total_epochs(self) -> float:
         return total_epochs(self.config, len(self.loader), self.steps, self._share())
-
-    def _running_s(self) -> float:
-        """Seconds since the clock was started; a GPU is waited for now and then, lest the host count ahead of it."""
-        if self.clock is None:
-            return 0.0
-        if self.device.type == "cuda" and self.steps % 16 == 0:
-            torch.cuda.synchronize()
-        return time.perf_counter() - self.clock
-
-    def _stop_clock(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        assert self.clock is not None
-        self.time_s += time.perf_counter() - self.clock
-        self.clock = None
 
     def spent(self) -> dict[str, float]:
         """Steps, gradients and seconds so far."""
         return {
             "steps": self.steps,
             "gradient_evaluations": float(self.minimizer.gradient_evaluations),
-            "time_s": self.time_s,
+            "time_s": self.clock.total_s,
         }
 
     # -- stopping and going on ----------------------------------------------------------------------------------
@@ -301,12 +268,9 @@ class Training:
             "began": self.began,
             "steps": self.steps,
             "records": self.records,
-            "counted": self.counted,
-            "time_s": self.time_s,
+            "tally": self.tally.state_dict(),
+            "time_s": self.clock.total_s,
             "threads": torch.get_num_threads(),
-            "loss_sum": self.loss_sum,
-            "correct": self.correct,
-            "seen": self.seen,
             "best_val": self.best_val,
             "stale_epochs": self.stale_epochs,
             "average": self.average.state_dict() if self.average else None,
@@ -323,16 +287,15 @@ class Training:
                 self._enter(index)
             self.model.load_state_dict(tree["model"])
             self.minimizer.load_state_dict(tree["minimizer"])
-            _match_layout(self.minimizer)
-            self.steps, self.began, self.time_s = tree["steps"], tree["began"], tree["time_s"]
-            self.records, self.counted = tree["records"], tree["counted"]
+            match_layout(self.minimizer)
+            self.steps, self.began, self.records = tree["steps"], tree["began"], tree["records"]
+            self.tally.load_state_dict(tree["tally"])
+            self.clock.total_s = tree["time_s"]
             if self.device.type == "cpu":
                 torch.set_num_threads(tree["threads"])  # sums, and so the last digits, depend on their number
-            self.seen, self.best_val, self.stale_epochs = tree["seen"], tree["best_val"], tree["stale_epochs"]
+            self.best_val, self.stale_epochs = tree["best_val"], tree["stale_epochs"]
             if self.average:
                 self.average.load_state_dict(tree["average"])
-            self.loss_sum.copy_(tree["loss_sum"])
-            self.correct.copy_(tree["correct"])
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, RunError) as error:
             reason = error.what if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
             raise RunError(f"the checkpoint does not fit: {reason}", where=str(self.run.path), mend=mend) from None
@@ -350,8 +313,8 @@ class Training:
             self._raise_diverged(self.steps)
 
     def _check_finite(self) -> None:
-        bad = int(self.first_bad)
-        if bad < 2**62:
+        bad = self.tally.bad_step()
+        if bad is not None:
             self._raise_diverged(bad)
 
     def _raise_diverged(self, step: int) -> None:
@@ -392,7 +355,7 @@ class Training:
             "config_sha256": self.run.config_sha256,
             "epochs": self.steps / len(self.loader),
             **self.spent(),
-            "time_per_epoch_s": statistics.median(epochs_s[1:] or epochs_s or [self.time_s]),
+            "time_per_epoch_s": statistics.median(epochs_s[1:] or epochs_s or [self.clock.total_s]),
             **found,
             "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -402,11 +365,3 @@ class Training:
             summary["peak_memory_mib"] = torch.cuda.max_memory_allocated(self.device) / 2**20
         self.run.write("summary.json", summary)
         self.run.checkpoint.unlink(missing_ok=True)
-
-
-def _match_layout(minimizer: Minimizer) -> None:
-    """Lay a loaded state out as its parameters are (channels-last, say): fused optimizers insist on it."""
-    for parameter, state in minimizer.state.items():
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
