@@ -1,6 +1,6 @@
 """Loss traces of tiny runs, as they were: a change that should not change numerics must leave them alone.
 
-`STEPPE_GOLDEN=write python -m pytest tests/golden` writes them anew; do that on purpose only, and say why in the commit.
+`STEPPE_GOLDEN=write python -m pytest tests/golden` writes them anew; on purpose only, and the commit says why.
 The tolerance leaves room for another processor's rounding, not for another formula.
 """
 
