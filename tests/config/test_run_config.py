@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from steppe.config import (
     MINIMIZER_DEFAULTS,
+    OBJECTIVE_DEFAULTS,
     RunConfig,
     derive_seed,
     dump_toml,
@@ -70,6 +71,15 @@ CHANGES = {
     "optimizer.weight_decay": 0.5,
     "optimizer.momentum": 0.5,
     "optimizer.decay_norms": True,
+    "objective.name": "adversarial",
+    "objective.epsilon": 4.0,
+    "objective.attack_step": 1.0,
+    "objective.temperature": 0.07,
+    "objective.projection": 64,
+    "objective.pretrain": 0.5,
+    "objective.head_optimizer": "sgd",
+    "objective.head_lr": 0.1,
+    "objective.head_weight_decay": 0.0,
     "schedule.name": "linear",
     "schedule.warmup": 0.1,
     "schedule.final": 0.1,
@@ -109,6 +119,8 @@ def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
     if section == "minimizer" and last != "name":
         owners = [name for name, row in MINIMIZER_DEFAULTS.items() if last in row]
         start = {"minimizer": {"name": (owners or ["sam"])[0]}}
+    if section == "objective" and last != "name":
+        start = {"objective": {"name": next(name for name, row in OBJECTIVE_DEFAULTS.items() if last in row)}}
     needs = {"randaugment_magnitude": {"randaugment": 1}, "mixup_probability": {"mixup": 0.2}}
     if last in needs:
         start = {"augment": needs[last]}
@@ -136,6 +148,18 @@ def test_defaults_of_the_chosen_names_are_written_out():
     assert (config.optimizer.lr, config.optimizer.momentum) == (0.1, 0.9)
     explicit = {"minimizer": {"name": "asam", "rho": 0.5, "eta": 0.01}, "optimizer": {"name": "sgd", "lr": 0.1}}
     assert RunConfig.model_validate(explicit).hash == config.hash
+
+
+def test_the_supervised_objective_is_the_absence_of_one():
+    assert RunConfig.model_validate({"objective": {"name": "supervised"}}).hash == RunConfig().hash
+    named = RunConfig.model_validate({"objective": {"name": "adversarial"}})
+    assert (named.objective.epsilon, named.objective.attack_step) == (2.0, 1.25)
+    assert "-base-adversarial-s0-" in named.run_id
+    again = {"objective": {"name": "adversarial", "epsilon": 2.0, "attack_step": 1.25}}
+    assert RunConfig.model_validate(again).hash == named.hash
+    assert merge({"objective": {"name": "adversarial", "epsilon": 4.0}}, {"objective": {"name": "contrastive"}}) == {
+        "objective": {"name": "contrastive"}
+    }
 
 
 def test_config_is_frozen():
@@ -167,6 +191,23 @@ def test_config_is_frozen():
         ({"augment": {"mixup_probability": 0.5}}, "without mixup"),
         ({"augment": {"crop_padding": 4, "resized_crop": 0.08}}, "give one"),
         ({"augment": {"randaugment": 2, "autoaugment": "cifar10"}}, "give one"),
+        ({"objective": {"name": "adversarail"}}, "did you mean 'adversarial'"),
+        ({"objective": {"epsilon": 2}}, "epsilon means nothing to 'supervised'"),
+        ({"objective": {"name": "adversarial", "temperature": 1}}, "it belongs to contrastive"),
+        ({"objective": {"name": "adversarial"}, "minimizer": {"name": "aesam"}}, "does not go with minimizer 'aesam'"),
+        (
+            {"objective": {"name": "adversarial"}, "minimizer": {"name": "sam", "ascent_fraction": 0.5}},
+            "does not go with minimizer.ascent_fraction",
+        ),
+        ({"objective": {"name": "contrastive"}, "accumulate": 2}, "does not go with accumulate"),
+        ({"objective": {"name": "contrastive"}, "minimizer": {"name": "sam", "m": 2}}, "does not go with minimizer.m"),
+        ({"objective": {"name": "contrastive"}, "minimizer": {"name": "esam"}}, "does not go with minimizer 'esam'"),
+        ({"objective": {"name": "contrastive"}, "augment": {"mixup": 0.1}}, "does not go with augment.mixup"),
+        ({"objective": {"name": "contrastive"}, "budget": {"epochs": 1}}, "each of its two stages needs an epoch"),
+        (
+            {"objective": {"name": "contrastive"}, "model": {"mode": "frozen", "weights": "w.safetensors"}},
+            "does not go with model.mode 'frozen'",
+        ),
         ({"data": 3}, "data = 3"),
         ({"batch_size": "many"}, "batch_size = 'many'"),
         ({"seed": -1, "batch_size": 0}, "batch_size = 0"),

@@ -70,9 +70,25 @@ def test_captured_agrees_with_eager(digits, tmp_path, minimizer):
         assert other["lr"] == pytest.approx(one["lr"])
 
 
+@pytest.mark.parametrize("objective", ["adversarial", "contrastive"])
+@pytest.mark.parametrize("minimizer", ["base", "sam", "looksam", "msam"])
+def test_captured_agrees_with_eager_in_every_objective(digits, tmp_path, minimizer, objective):
+    config = make_config(minimizer={"name": minimizer, **({} if minimizer == "base" else {"rho": 0.05})})
+    config = RunConfig.model_validate({**config.model_dump(), "objective": {"name": objective}})
+    eager = train(config, digits, tmp_path / "eager", device="cuda", captured=False)
+    captured = train(config, digits, tmp_path / "captured", device="cuda", captured=True)
+    assert captured.summary["compile_s"] > 0
+    for one, other in zip(eager.metrics(), captured.metrics(), strict=True):
+        assert other.get("stage") == one.get("stage")
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.05)
+        assert other["val_loss"] == pytest.approx(one["val_loss"], rel=0.1)
+        assert other["gradient_evaluations"] == one["gradient_evaluations"]
+
+
+@pytest.mark.parametrize("objective", ["supervised", "adversarial", "contrastive"])
 @pytest.mark.parametrize("captured", [False, True])
-def test_killed_and_resumed(digits, tmp_path, captured):
-    config = make_config()
+def test_killed_and_resumed(digits, tmp_path, captured, objective):
+    config = make_config(objective={"name": objective})
     whole = train(config, digits, tmp_path / "whole", device="cuda", captured=captured)
     with pytest.raises(KilledError):
         train(config, digits, tmp_path / "killed", device="cuda", captured=captured, observer=KillAt(1.5))

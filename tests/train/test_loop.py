@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import steppe.train.loop as loop
-import steppe.train.steps as steps
+import steppe.train.objectives as objectives
 from steppe import data
 from steppe.config import MINIMIZER_DEFAULTS, OPTIMIZER_DEFAULTS, DataConfig, RunConfig
 from steppe.errors import ConfigError, Interrupted, RunError, TrainingError
@@ -365,7 +365,7 @@ def test_micro_batches_give_the_same_update(digits, tmp_path):
 
 
 def test_running_out_of_memory_splits_the_batch(digits, tmp_path, monkeypatch):
-    plain = steps.example_losses
+    plain = objectives.example_losses
     said = []
 
     def limited(logits, targets, config):
@@ -379,14 +379,14 @@ def test_running_out_of_memory_splits_the_batch(digits, tmp_path, monkeypatch):
 
     config = make_config(model={"name": "mixer_tiny_p2"})
     whole = train(config, digits, tmp_path / "whole")
-    monkeypatch.setattr(steps, "example_losses", limited)
+    monkeypatch.setattr(objectives, "example_losses", limited)
     split = train(config, digits, tmp_path / "split", observer=Listen())
     assert said == [
         "memory ran out: going on with 2 micro-batches a step, which is the same update",
         "memory ran out: going on with 4 micro-batches a step, which is the same update",
     ]
     assert split.metrics()[-1]["val_loss"] == pytest.approx(whole.metrics()[-1]["val_loss"], rel=1e-3)
-    monkeypatch.setattr(steps, "example_losses", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+    monkeypatch.setattr(objectives, "example_losses", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
     with pytest.raises(TrainingError, match="even in parts"):
         train(config, digits, tmp_path / "none")
 
@@ -459,15 +459,19 @@ def test_losses():
     logits = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).float()
     labels = torch.tensor([0, 2, 1, 1, 0])
     hot = torch.nn.functional.one_hot(labels, 3).float()
-    plain = steps.example_losses(logits, labels, make_config())
+    plain = objectives.example_losses(logits, labels, make_config())
     torch.testing.assert_close(plain, -(logits.log_softmax(1) * hot).sum(1))
-    torch.testing.assert_close(plain, steps.example_losses(logits, hot, make_config()))
+    torch.testing.assert_close(plain, objectives.example_losses(logits, hot, make_config()))
     wanted = hot * 0.9 + 0.1 / 3
     by_hand = -(wanted * logits.sigmoid().log() + (1 - wanted) * (1 - logits.sigmoid()).log()).sum(1)
     config = make_config(sigmoid_loss=True, label_smoothing=0.1)
-    torch.testing.assert_close(steps.example_losses(logits, labels, config), by_hand)
-    torch.testing.assert_close(steps.example_losses(logits, hot, config), by_hand)
-    assert steps.count_hits(logits, labels) == steps.count_hits(logits, hot) == (logits.argmax(1) == labels).sum()
+    torch.testing.assert_close(objectives.example_losses(logits, labels, config), by_hand)
+    torch.testing.assert_close(objectives.example_losses(logits, hot, config), by_hand)
+    assert (
+        objectives.count_hits(logits, labels)
+        == objectives.count_hits(logits, hot)
+        == (logits.argmax(1) == labels).sum()
+    )
 
 
 def test_metrics_are_plain_json(digits, tmp_path):

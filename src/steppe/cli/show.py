@@ -38,11 +38,17 @@ errors = _Console(stderr=True, highlight=False)
 
 def epoch_line(record: dict[str, Any], total: float) -> str:
     """One epoch in one line."""
+    stage = f"{record['stage']}  " if record.get("stage") else ""
     return (
-        f"epoch {record['epoch']:>3}/{total:g}  train loss {record['train_loss']:.4f}  "
-        f"val loss {record['val_loss']:.4f}  val acc {record['val_accuracy']:6.2%}  "
+        f"epoch {record['epoch']:>3}/{total:g}  {stage}train loss {record['train_loss']:.4f}  "
+        f"val loss {record['val_loss']:.4f}  val acc {_percent(record['val_accuracy']):>6}  "
         f"lr {record['lr']:.2e}  {record['time_s']:.1f} s"
     )
+
+
+def _percent(accuracy: float | None) -> str:
+    """An accuracy, or a dash while there is no classifier."""
+    return "–" if accuracy is None else f"{accuracy:.2%}"
 
 
 class TrainingProgress(Observer):
@@ -68,7 +74,7 @@ class TrainingProgress(Observer):
         """Print the epoch, or write it beside the bar."""
         if self.bar:
             loss, accuracy = record["val_loss"], record["val_accuracy"]
-            self.bar.update(self.task, description=f"val loss {loss:.4f}  val acc {accuracy:.2%}")
+            self.bar.update(self.task, description=f"val loss {loss:.4f}  val acc {_percent(accuracy)}")
         else:
             console.print(epoch_line(record, self.total), markup=False, soft_wrap=True)
 
@@ -91,7 +97,7 @@ class StudyProgress:
         if event == "start":
             self.began[run.config.run_id] = time.monotonic()
         elif event == "epoch" and self.bar and self.task is not None:
-            text = f"{name}: epoch {details['epoch']}, val acc {details['val_accuracy']:.2%}"
+            text = f"{name}: epoch {details['epoch']}, val acc {_percent(details['val_accuracy'])}"
             self.bar.update(self.task, description=text)
         elif event == "note":
             console.print(f"{name}: note: {details['text']}", markup=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """What a run and a study are: frozen configurations, TOML both ways, and the hash that names a run."""
 
+from steppe.config.objective import OBJECTIVE_DEFAULTS, ObjectiveConfig
 from steppe.config.run import (
     MINIMIZER_DEFAULTS,
     OPTIMIZER_DEFAULTS,
@@ -11,14 +12,15 @@ from steppe.config.run import (
     OptimizerConfig,
     RunConfig,
     ScheduleConfig,
-    Section,
     derive_seed,
 )
+from steppe.config.section import Section
 from steppe.config.study import MeasureConfig, PlannedRun, StudyConfig, load_study_config, plan
 from steppe.config.toml import dump_toml, leaves, load_run_config, merge, parse, read_toml
 
 __all__ = [
     "MINIMIZER_DEFAULTS",
+    "OBJECTIVE_DEFAULTS",
     "OPTIMIZER_DEFAULTS",
     "AugmentConfig",
     "BudgetConfig",
@@ -26,6 +28,7 @@ __all__ = [
     "MeasureConfig",
     "MinimizerConfig",
     "ModelConfig",
+    "ObjectiveConfig",
     "OptimizerConfig",
     "PlannedRun",
     "RunConfig",

@@ -13,7 +13,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from steppe.config.objective import ObjectiveConfig, check_objective
+from steppe.config.section import Section, refuse_foreign, with_defaults
 
 MINIMIZER_DEFAULTS: dict[str, dict[str, float | str]] = {
     "base": {},
@@ -37,12 +40,6 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool]] = {
     "lamb": {"lr": 5e-3, "weight_decay": 0.02, "decay_norms": False},
 }
 """Likewise for the base optimizers."""
-
-
-class Section(BaseModel):
-    """What every part of a configuration shares: no unknown keys, no change after it is made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -137,11 +134,11 @@ class MinimizerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
-        return _with_defaults(values, MINIMIZER_DEFAULTS, cls.model_fields["name"].default)
+        return with_defaults(values, MINIMIZER_DEFAULTS, cls.model_fields["name"].default)
 
     @model_validator(mode="after")
     def _only_own_options(self) -> Self:
-        _refuse_foreign(self, MINIMIZER_DEFAULTS)
+        refuse_foreign(self, self.name, MINIMIZER_DEFAULTS)
         if self.sharp_every and self.sharp_last:
             raise ValueError("sharp_every and sharp_last are two schedules; give one")
         no_first_pass = {"base": self._SHARP_ONLY, "msam": ("ascent_fraction", "m", "replay_rng")}
@@ -168,8 +165,14 @@ class MinimizerConfig(Section):
         second = self.ascent_fraction or 1.0
         if self.name == "esam":
             second = 1 / 3 + (self.gamma or 1.0)
-        share = self.sharp_last or 1 / (self.sharp_every or self.k or 1)
-        return 1 + second * (0.5 if self.name == "aesam" else share)
+        return 1 + second * self.sharp_share
+
+    @property
+    def sharp_share(self) -> float:
+        """About which share of the steps makes two passes."""
+        if self.name in ("base", "msam"):
+            return 0.0
+        return 0.5 if self.name == "aesam" else self.sharp_last or 1 / (self.sharp_every or self.k or 1)
 
 
 class OptimizerConfig(Section):
@@ -192,11 +195,11 @@ class OptimizerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
-        return _with_defaults(values, OPTIMIZER_DEFAULTS, cls.model_fields["name"].default)
+        return with_defaults(values, OPTIMIZER_DEFAULTS, cls.model_fields["name"].default)
 
     @model_validator(mode="after")
     def _only_own_options(self) -> Self:
-        _refuse_foreign(self, OPTIMIZER_DEFAULTS)
+        refuse_foreign(self, self.name, OPTIMIZER_DEFAULTS)
         return self
 
 
@@ -290,9 +293,26 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     minimizer: MinimizerConfig = Field(default_factory=lambda: MinimizerConfig.model_validate({}))
     optimizer: OptimizerConfig = Field(default_factory=lambda: OptimizerConfig.model_validate({}))
+    objective: ObjectiveConfig = ObjectiveConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     augment: AugmentConfig = AugmentConfig()
     budget: BudgetConfig = Field(default_factory=lambda: BudgetConfig.model_validate({}))
+
+    @model_validator(mode="after")
+    def _objective_fits(self) -> Self:
+        check_objective(self)
+        return self
+
+    @property
+    def expected_gradients(self) -> float:
+        """About how many batch gradients a step costs, for estimates and progress; a run counts its own."""
+        gradients = self.minimizer.expected_gradients
+        if self.objective.name == "adversarial":
+            return gradients + 1 - self.minimizer.sharp_share
+        if self.objective.name == "contrastive":
+            share = self.objective.pretrain or 0.0
+            return 2 * gradients * share + 1 - share
+        return gradients
 
     @property
     def hash(self) -> str:
@@ -307,7 +327,8 @@ class RunConfig(Section):
     @property
     def run_id(self) -> str:
         """The run's folder name: what a person wants to see first, then the hash."""
-        words = (self.data.name.rstrip("/").rsplit("/", 1)[-1], self.model.name, self.minimizer.name)
+        words = [self.data.name.rstrip("/").rsplit("/", 1)[-1], self.model.name, self.minimizer.name]
+        words += [self.objective.name] if self.objective.name else []
         return "-".join([*(_slug(w) for w in words), f"s{self.seed}", self.hash])
 
     def without_seed(self) -> RunConfig:
@@ -324,21 +345,8 @@ def derive_seed(seed: int, *words: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-def _with_defaults(values: Any, table: Mapping[str, Mapping[str, Any]], default_name: str) -> Any:
-    """Fill what is not given from the row of the chosen name; leave anything odd for pydantic to refuse."""
-    if not isinstance(values, Mapping):
-        return values
-    row = table.get(values.get("name", default_name), {}) if isinstance(values.get("name", ""), str) else {}
-    given = {k: v for k, v in values.items() if v is not None}
-    return {**row, **given}
-
-
-def _refuse_foreign(section: Any, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse an option of another method: it would do nothing, silently."""
-    for key in {k for row in table.values() for k in row}:
-        if getattr(section, key) is not None and key not in table[section.name]:
-            owners = [name for name, row in table.items() if key in row]
-            raise ValueError(f"{key} means nothing to {section.name!r}: it belongs to {', '.join(owners)}")
+_LATER_SECTIONS = ("objective",)
+"""Sections that earlier versions did not have: left out of the hash while all of it is off."""
 
 
 def _canonical(section: Section) -> dict[str, Any]:
@@ -346,7 +354,9 @@ def _canonical(section: Section) -> dict[str, Any]:
     for key, field in type(section).model_fields.items():
         value = getattr(section, key)
         if isinstance(value, Section):
-            out[key] = _canonical(value)
+            inner = _canonical(value)
+            if inner or key not in _LATER_SECTIONS:
+                out[key] = inner
         elif not (value == field.default and not value):
             out[key] = value
     return out

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import Field
 
-from steppe.config.run import RunConfig, Section
+from steppe.config.run import RunConfig
+from steppe.config.section import Section
 from steppe.config.toml import merge, parse, read_toml
 from steppe.errors import ConfigError
 

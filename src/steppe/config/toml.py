@@ -10,7 +10,8 @@ from typing import Any, TypeVar, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from steppe.config.run import BudgetConfig, RunConfig, Section
+from steppe.config.run import BudgetConfig, RunConfig
+from steppe.config.section import Section
 from steppe.errors import ConfigError, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -50,7 +51,7 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
             out[key] = new
         elif (key == "budget" and set(new) & set(BudgetConfig.model_fields)) or (
-            key in ("minimizer", "optimizer") and new.get("name", old.get("name")) != old.get("name")
+            key in ("minimizer", "optimizer", "objective") and new.get("name", old.get("name")) != old.get("name")
         ):
             out[key] = dict(new)
         else:

@@ -12,7 +12,7 @@ from .methods import ASAM, FSAM, GSAM, SAM, SAMON, Base
 from .options import Kind
 from .registry import METHODS, Method, create
 from .schedules import Always, Every, GradientNorm, Last
-from .statistics import reestimate_batchnorm
+from .statistics import RunningStatistics, reestimate_batchnorm
 
 __all__ = [
     "AESAM",
@@ -35,6 +35,7 @@ __all__ = [
     "LookSAM",
     "Method",
     "Minimizer",
+    "RunningStatistics",
     "create",
     "reestimate_batchnorm",
 ]

@@ -34,6 +34,9 @@ from .statistics import RunningStatistics
 LossFunction = Callable[..., Tensor]
 """(model, *inputs) -> the batch's mean loss."""
 
+Attack = Callable[[tuple[Tensor, ...], Tensor], tuple[Tensor, ...]]
+"""(inputs, gradient with respect to the first of them) -> the inputs that the last pass sees."""
+
 
 class CapturedStep:
     """Makes a minimizer's steps from recorded graphs.
@@ -53,6 +56,8 @@ class CapturedStep:
         compiled: compile forward and loss with `torch.compile` (static shapes), one compilation for each batch size.
         captured: record CUDA graphs; False runs the same steps without recording (the default off CUDA).
         warmup: steps before the recording; weights, statistics and state are put back after them.
+        attack: makes the last pass's inputs from the first pass's gradient with respect to `inputs[0]`, which the same
+            backward gives; a step of one pass pays for one more, which leaves weights and statistics alone.
     """
 
     def __init__(
@@ -67,12 +72,15 @@ class CapturedStep:
         captured: bool | None = None,
         warmup: int = 3,
         compile_options: dict[str, Any] | None = None,
+        attack: Attack | None = None,
     ) -> None:
         """Prepare; kinds of steps are recorded when they first come up, or all at once by `record`."""
         _check(minimizer)
         if warmup < 2:
             raise ValueError(f"a recording needs at least 2 steps before it, to make state and tables, not {warmup}")
-        self.minimizer, self.model, self.warmup = minimizer, model, warmup
+        if attack is not None and minimizer.ascent_fraction is not None:
+            raise ValueError("an attack needs the first gradient of every example: ascent_fraction leaves some out")
+        self.minimizer, self.model, self.warmup, self.attack = minimizer, model, warmup, attack
         self.device = inputs[0].device
         self.captured = self.device.type == "cuda" if captured is None else captured
         self.inputs = tuple(torch.empty_like(tensor).copy_(tensor) for tensor in inputs)
@@ -85,6 +93,7 @@ class CapturedStep:
         self.settings: list[dict[str, Any]] = []
         self.pool: Any = None
         self.draws = SameDraws(minimizer.replay, self.device)
+        self.statistics = RunningStatistics(model if attack is not None else None)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -146,23 +155,44 @@ class CapturedStep:
         if keep_loss:
             self.loss.copy_(loss.detach())
 
+    def _attacking_pass(self, inputs: tuple[Tensor, ...], shared: bool) -> tuple[Tensor, ...]:
+        """A pass that attacks the inputs too; unless its backward is shared, the weights get no gradient from it."""
+        watched = inputs[0].detach().requires_grad_()
+        if not shared:
+            self.statistics.save()
+        with torch.enable_grad():
+            loss = self.compute(watched, *inputs[1:])
+            if shared:
+                loss.backward()
+            gradient = watched.grad if shared else torch.autograd.grad(loss, watched)[0]
+        self.statistics.restore()
+        self.loss.copy_(loss.detach())
+        assert self.attack is not None
+        assert gradient is not None
+        return self.attack(inputs, gradient)
+
     @torch.no_grad()
     def _body(self, kind: Kind) -> None:
         """All device work of one step of this kind."""
-        minimizer = self.minimizer
+        minimizer, inputs = self.minimizer, self.inputs
         minimizer._reset()
         minimizer.move_radius()
         minimizer.zero_grad()
         if kind.first:
-            inputs = self.inputs
+            part = inputs
             if kind.second and minimizer.ascent_fraction is not None:
                 count = max(1, round(len(inputs[0]) * minimizer.ascent_fraction))
-                inputs = tuple(tensor[:count] for tensor in inputs)
+                part = tuple(tensor[:count] for tensor in inputs)
             self.draws.record()
-            self._pass(inputs, keep_loss=True)
+            if self.attack is not None:
+                inputs = part = self._attacking_pass(inputs, shared=kind.second)
+            if self.attack is None or not kind.second:
+                self._pass(part, keep_loss=self.attack is None)
         if minimizer._ascend(kind):
             with self.second.in_place(with_buffers=kind.first), self.draws.again(kind.first):
-                self._pass(self.inputs, keep_loss=not kind.first)
+                if self.attack is not None and not kind.first:
+                    inputs = self._attacking_pass(inputs, shared=False)
+                self._pass(inputs, keep_loss=not kind.first and self.attack is None)
             self.second.hand_over_gradients()
         minimizer._descend(kind)
         minimizer._reset()
@@ -180,10 +210,13 @@ class CapturedStep:
 
     def _uncaptured(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """A batch of another shape: the same method, eagerly."""
+        if self.attack is not None:
+            raise ValueError("under an attack every batch has the shape of the example batch")
         return self.minimizer.step(_EagerBatch(self.plain, inputs))
 
     def _spent(self, kind: Kind) -> float:
-        return self.minimizer._first_share(kind) + float(kind.second)
+        own = self.attack is not None and not (kind.first and kind.second)
+        return self.minimizer._first_share(kind) + float(kind.second) + float(own)
 
     # -- recording ----------------------------------------------------------------------------------------------
 

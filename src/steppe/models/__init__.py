@@ -2,6 +2,7 @@
 
 from steppe.models.blocks import activations, blocks, partitions
 from steppe.models.build import build, load_weights, model_names
+from steppe.models.freezing import freeze_all_but
 from steppe.models.names import SMALL_MODELS
 from steppe.models.weights import weights_sha256
 
@@ -10,6 +11,7 @@ __all__ = [
     "activations",
     "blocks",
     "build",
+    "freeze_all_but",
     "load_weights",
     "model_names",
     "partitions",

@@ -27,6 +27,11 @@ def apply_mode(model: nn.Module, config: ModelConfig) -> None:
     if config.mode == "last_n_blocks":
         assert config.last_blocks is not None
         learning |= _last_blocks(model, config.last_blocks)
+    freeze_all_but(model, learning)
+
+
+def freeze_all_but(model: nn.Module, learning: set[str]) -> None:
+    """Freeze every parameter but the named ones; modules of which nothing learns stay in evaluation mode for good."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in learning)
     _hold_still(model)

@@ -13,6 +13,7 @@ from steppe.data import Dataset
 from steppe.errors import RunError
 from steppe.runs import Run
 from steppe.train import build_minimizer, describe_environment, pick_device
+from steppe.train.objectives import supervised
 from steppe.train.steps import EagerStep
 
 
@@ -157,8 +158,8 @@ def _training_step(model: torch.nn.Module, config: RunConfig, images: Images, de
     size = min(config.batch_size, images.count or config.batch_size)
     minimizer = build_minimizer(config, model.train())
     said: list[str] = []
-    step = EagerStep(model, minimizer, config, said.append)
     batch = torch.randn(size, *images.shape, device=device), torch.arange(size, device=device) % images.classes
+    step = EagerStep(model, minimizer, supervised(config, lambda epoch, index: batch), config, said.append)
     out: dict[str, Any] = {"batch_size": size, "counted": "allocator" if device.type == "cuda" else "tensors"}
     try:
         step(*batch)

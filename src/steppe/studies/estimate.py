@@ -67,7 +67,7 @@ def _evaluations(config: RunConfig, steps_per_epoch: int, per_gradient_s: float)
     if config.budget.gradient_evaluations is not None:
         return config.budget.gradient_evaluations
     assert config.budget.epochs is not None
-    return config.budget.epochs * steps_per_epoch * config.minimizer.expected_gradients
+    return config.budget.epochs * steps_per_epoch * config.expected_gradients
 
 
 def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.device) -> tuple[float, int, int]:

@@ -31,7 +31,7 @@ from steppe.models.weights import load_pretrained
 from steppe.runs import Run, locked, read_json, write_json
 from steppe.studies.pipeline import load_model
 from steppe.train import pick_device
-from steppe.train.steps import example_losses
+from steppe.train.objectives import example_losses
 
 Event = Literal["start", "part", "done", "kept", "left_out", "remark"]
 Notify = Callable[[Event, str, dict[str, Any]], None]

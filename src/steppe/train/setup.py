@@ -13,6 +13,7 @@ from steppe import minimizers, models
 from steppe.config import RunConfig, derive_seed
 from steppe.data import Dataset
 from steppe.errors import ConfigError
+from steppe.train.contrastive import check_classifier
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": torch.optim.SGD,
@@ -26,9 +27,12 @@ OPTIMIZERS: dict[str, Any] = {
 def build_model(config: RunConfig, dataset: Dataset) -> nn.Module:
     """Make the run's model for its data, with the weights its seed gives."""
     torch.manual_seed(derive_seed(config.seed, "weights"))
-    return models.build(
+    model = models.build(
         config.model, image_size=dataset.image_size, channels=dataset.channels, classes=len(dataset.classes)
     )
+    if config.objective.name == "contrastive":
+        check_classifier(model, config)
+    return model
 
 
 def build_minimizer(
@@ -70,3 +74,11 @@ def build_minimizer(
         return minimizers.create(config.minimizer.name, base, model, clip_norm=config.clip_norm, **own)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"this minimizer cannot be made: {error}", where="minimizer") from None
+
+
+def match_layout(minimizer: minimizers.Minimizer) -> None:
+    """Lay a loaded state out as its parameters are (channels-last, say): fused optimizers insist on it."""
+    for parameter, state in minimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -1,6 +1,6 @@
 """One training step, eager or captured: the same update, at two speeds.
 
-Eager steps run anywhere. On CUDA the whole step (both passes of a sharp one, perturbation, update) is compiled,
+Eager steps run anywhere. On CUDA the whole step (both passes of a sharp one, perturbation, attack, update) is compiled,
 recorded once as a CUDA graph and replayed; see `steppe.minimizers.CapturedStep`.
 """
 
@@ -11,161 +11,207 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steppe.config import RunConfig
-from steppe.minimizers import Batch, CapturedStep, Minimizer
-
-
-def example_losses(logits: Tensor, targets: Tensor, config: RunConfig) -> Tensor:
-    """The loss of each example: cross-entropy, or the sum of a sigmoid's over the classes.
-
-    Args:
-        logits: (B, classes).
-        targets: labels (B,), or probabilities (B, classes) where images are mixed.
-        config: whose `label_smoothing` and `sigmoid_loss` are used.
-    """
-    if not config.sigmoid_loss:
-        return F.cross_entropy(logits.float(), targets, reduction="none", label_smoothing=config.label_smoothing)
-    classes = logits.shape[1]
-    wanted = F.one_hot(targets, classes).to(logits.dtype) if targets.ndim == 1 else targets
-    wanted = wanted * (1 - config.label_smoothing) + config.label_smoothing / classes
-    return F.binary_cross_entropy_with_logits(logits.float(), wanted.float(), reduction="none").sum(1)
-
-
-def count_hits(logits: Tensor, targets: Tensor) -> Tensor:
-    """How many examples have their target (the likeliest one, where images are mixed) on top."""
-    return (logits.argmax(1) == (targets if targets.ndim == 1 else targets.argmax(1))).sum()
+from steppe.minimizers import Batch, CapturedStep, Minimizer, RunningStatistics
+from steppe.train.objectives import Inputs, Objective
 
 
 class EagerStep:
     """Steps from plain torch, in micro-batches where one is asked for or memory runs out."""
 
-    def __init__(self, model: nn.Module, minimizer: Minimizer, config: RunConfig, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        minimizer: Minimizer,
+        objective: Objective,
+        config: RunConfig,
+        say: Callable[[str], None],
+    ) -> None:
         """Prepare.
 
         Args:
-            model: the network.
+            network: what is trained.
             minimizer: steps it.
-            config: precision, loss and accumulation.
+            objective: the loss, and the attack if there is one.
+            config: precision and accumulation.
             say: told, once, when the batch has to be split to fit into memory.
         """
-        self.model, self.minimizer, self.config, self.say = model, minimizer, config, say
+        self.network, self.minimizer, self.objective, self.config, self.say = network, minimizer, objective, config, say
         self.parts = config.accumulate or 1
+        self.statistics = RunningStatistics(network if objective.attack else None)
         self.compile_s = 0.0
 
-    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor, int]:
         """Make a step; return the first pass's mean loss, its hits, and how many examples it saw."""
-        state = torch.get_rng_state(), _cuda_state(images.device)
+        device, size = inputs[0].device, len(inputs[0])
+        state = torch.get_rng_state(), _cuda_state(device)
+        before = self.minimizer.gradient_evaluations
         while True:
-            batch = _SplitBatch(self.model, images, targets, self.config, self.parts)
+            batch = _SplitBatch(self, inputs)
             try:
                 loss = self.minimizer.step(batch)
+                paid = (self.minimizer.gradient_evaluations - before) * self.objective.views + batch.attacks
+                self.minimizer.gradient_evaluations = before + paid
                 return loss.detach(), batch.hits, batch.seen
             except torch.OutOfMemoryError:
-                if self.parts >= len(targets):
+                if self.parts >= size or not self.objective.separable:
                     raise
+                self.statistics.restore()
                 self.parts *= 2
                 torch.cuda.empty_cache()
                 self.say(f"memory ran out: going on with {self.parts} micro-batches a step, which is the same update")
                 torch.set_rng_state(state[0])
                 if state[1] is not None:
-                    torch.cuda.set_rng_state(state[1], images.device)
+                    torch.cuda.set_rng_state(state[1], device)
 
 
 class CompiledStep:
     """Steps from recorded CUDA graphs."""
 
     def __init__(
-        self, model: nn.Module, minimizer: Minimizer, config: RunConfig, images: Tensor, targets: Tensor
+        self,
+        network: nn.Module,
+        minimizer: Minimizer,
+        objective: Objective,
+        config: RunConfig,
+        inputs: Inputs,
+        *,
+        compiled: bool = True,
     ) -> None:
         """Prepare; graphs are recorded when a kind of step first comes up.
 
         Args:
-            model: the network.
+            network: what is trained.
             minimizer: steps it.
-            config: precision and loss.
-            images: an example batch.
-            targets: its targets.
+            objective: the loss, and the attack if there is one.
+            config: precision.
+            inputs: the tensors of an example batch.
+            compiled: compile forward and loss.
         """
-        self.minimizer = minimizer
+        self.minimizer, self.objective = minimizer, objective
         self.compile_s = 0.0
-        hits = torch.zeros(2, dtype=torch.int64, device=images.device)
+        hits = torch.zeros(2, dtype=torch.int64, device=inputs[0].device)
         self.hits = hits
 
-        def loss(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
-            logits = model(images)
-            hits.copy_(torch.stack((hits[1], count_hits(logits.detach(), targets))))  # this pass and the one before
-            return example_losses(logits, targets, config).mean()
+        def loss(network: nn.Module, *inputs: Tensor) -> Tensor:
+            losses, hit = objective.losses(network, *inputs)
+            hits.copy_(torch.stack((hits[1], hit)))  # this pass and the one before
+            return losses.mean()
 
         autocast = torch.bfloat16 if config.precision == "bfloat16" else None
-        self.step = CapturedStep(minimizer, model, loss, (images, targets), autocast=autocast)
+        self.step = CapturedStep(
+            minimizer, network, loss, inputs, autocast=autocast, compiled=compiled, attack=objective.attack
+        )
 
-    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor, int]:
         """Make a step; return the first pass's mean loss, its hits, and how many examples it saw."""
-        kind = self.minimizer.kind()
-        fraction = self.minimizer.ascent_fraction
+        minimizer = self.minimizer
+        kind, before, fraction = minimizer.kind(), minimizer.gradient_evaluations, minimizer.ascent_fraction
         start, recorded = time.perf_counter(), len(self.step.graphs)
-        loss = self.step(images, targets)
+        loss = self.step(*inputs)
         if len(self.step.graphs) > recorded:
             torch.cuda.synchronize()
             self.compile_s += time.perf_counter() - start
-        seen = len(targets)
-        if kind.first and kind.second:
-            seen = max(1, round(seen * fraction)) if fraction else seen
+        minimizer.gradient_evaluations = before + (minimizer.gradient_evaluations - before) * self.objective.views
+        seen = len(inputs[0])
+        if (kind.first and kind.second) or self.objective.attack:  # two passes, of which the first counts
+            seen = max(1, round(seen * fraction)) if kind.second and fraction else seen
             return loss, self.hits[0].clone(), seen
         return loss, self.hits[1].clone(), seen
 
 
 def can_capture(config: RunConfig, device: torch.device) -> bool:
     """Whether the run's steps can be recorded: on CUDA, and not for methods that decide from the device's numbers."""
-    free = config.minimizer.name not in ("esam", "aesam") and config.optimizer.name != "lamb"
+    free = config.minimizer.name not in ("esam", "aesam")
+    free = free and "lamb" not in (config.optimizer.name, config.objective.head_optimizer)
     return device.type == "cuda" and free and not config.minimizer.m and not config.accumulate
 
 
 class _SplitBatch(Batch):
-    """A batch that is run in micro-batches: same gradients, less memory."""
+    """A batch that is run in micro-batches: same gradients, less memory.
 
-    def __init__(self, model: nn.Module, images: Tensor, targets: Tensor, config: RunConfig, parts: int) -> None:
-        super().__init__(len(targets), self._losses)
-        self.model, self.images, self.targets, self.config = model, images, targets, config
-        self.micro = -(-len(targets) // parts)
-        self.hits = torch.zeros((), dtype=torch.int64, device=images.device)
-        self.seen = 0
-        self.passes = 0
+    Under an attack, the first pass of a sharp step attacks the images with its own backward and the second pass sees
+    the attacked ones. A step of one pass attacks them first, in a pass that leaves weights and statistics alone. Either
+    way the first of the two passes is the one whose loss and hits are reported.
+    """
+
+    def __init__(self, step: EagerStep, inputs: Inputs) -> None:
+        super().__init__(len(inputs[0]), self._losses)
+        self.step, self.inputs, self.objective = step, inputs, step.objective
+        kind = step.minimizer.kind()
+        self.sharp = kind.first and kind.second
+        if self.objective.attack is not None:
+            self.inputs = (inputs[0].clone(), *inputs[1:])
+        self.micro = -(-self.size // step.parts)
+        self.device = inputs[0].device
+        self.hits = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.seen = self.passes = 0
+        self.attacks = 0.0
+        """What attacks of their own have cost, in gradients of the batch."""
         self.counting = False
+        self.watched: Tensor | None = None
 
     def __call__(self, examples: Any = None, weight: float = 1.0) -> Tensor:
         self.passes += 1
+        first = self.passes % 2 == 1 or not self.sharp  # with m, each micro-batch makes its two passes in turn
+        run = self._attack if first and self.objective.attack is not None else super().__call__
         self.counting = self.passes == 1
         try:
-            return self._run(examples, weight)
+            return self._run(run, examples, weight)
         finally:
-            self.counting = False
+            self.counting, self.watched = False, None
 
-    def _run(self, examples: Any, weight: float) -> Tensor:
-        chosen = torch.arange(self.size, device=self.images.device)
+    def _run(self, run: Callable[..., Tensor], examples: Any, weight: float) -> Tensor:
+        chosen = torch.arange(self.size, device=self.device)
         chosen = chosen if examples is None else chosen[examples]
         if len(chosen) <= self.micro:
-            return super().__call__(examples, weight)
-        loss = torch.zeros((), device=self.images.device)
+            return run(examples, weight)
+        loss = torch.zeros((), device=self.device)
         found = []
         for part in chosen.split(self.micro):
             share = len(part) / len(chosen)
-            loss += super().__call__(part, weight * share).detach() * share
+            loss += run(part, weight * share).detach() * share
             found.append(self.latest)
         self.latest = torch.cat([f for f in found if f is not None])
         return loss
 
+    def _attack(self, examples: Any, weight: float) -> Tensor:
+        """Attack the examples by this pass's backward, or by a pass of its own where the step has no second."""
+        part = slice(None) if examples is None else examples
+        self.watched = self.inputs[0][part].detach().requires_grad_()
+        if self.sharp:
+            loss = super().__call__(examples, weight)
+            gradient = self.watched.grad
+        else:
+            self.step.statistics.save()
+            loss = self._losses(part).mean()
+            (gradient,) = torch.autograd.grad(loss, self.watched)
+            self.step.statistics.restore()
+            self.attacks += len(self.watched) / self.size
+        self.watched = None
+        assert self.objective.attack is not None
+        assert gradient is not None
+        with torch.no_grad():
+            attacked, *_ = self.objective.attack(tuple(tensor[part] for tensor in self.inputs), gradient)
+            self.inputs[0][part] = attacked
+        if not self.sharp:
+            counting, self.counting = self.counting, False
+            super().__call__(examples, weight)
+            self.counting = counting
+        return loss.detach()
+
     def _losses(self, part: slice | Tensor) -> Tensor:
-        images, targets = self.images[part], self.targets[part]
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            logits = self.model(images)
+        tensors = [tensor[part] for tensor in self.inputs]
+        if self.watched is not None:
+            tensors[0] = self.watched
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.step.config.precision == "bfloat16"):
+            losses, hits = self.objective.losses(self.step.network, *tensors)
         if self.counting:
-            self.hits += count_hits(logits.detach(), targets)
-            self.seen += len(targets)
-        return example_losses(logits, targets, self.config)
+            self.hits += hits
+            self.seen += len(losses)
+        return losses
 
 
 def _cuda_state(device: torch.device) -> Tensor | None:
