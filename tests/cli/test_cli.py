@@ -304,7 +304,7 @@ def test_ctrl_c_before_training_says_so(tmp_path):
 
 
 def launch(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "steppe.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "steppe", *map(str, arguments)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

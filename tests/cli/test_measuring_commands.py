@@ -177,7 +177,7 @@ def test_nothing_to_measure(capsys):
 
 def test_a_killed_measure_goes_on_and_ends_alike(runs):
     arguments = ("--only", "landscape", "--set", "landscape.points=12", "--set", "landscape.examples=100")
-    command = [sys.executable, "-m", "steppe.cli", "geometry", str(runs / "vit"), *arguments]
+    command = [sys.executable, "-m", "steppe", "geometry", str(runs / "vit"), *arguments]
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     partial = runs / "vit" / "geometry.partial.json"
     deadline = time.monotonic() + 60

@@ -63,6 +63,7 @@ CHANGES = {
     "minimizer.lam": 0.9,
     "minimizer.ascent_fraction": 0.25,
     "minimizer.m": 16,
+    "minimizer.per_rank": True,
     "minimizer.sharp_every": 5,
     "minimizer.sharp_last": 0.25,
     "minimizer.replay_rng": True,

@@ -31,7 +31,7 @@ class StopAtOnce(Observer):
 @pytest.fixture
 def weights(digits, tmp_path):
     path = tmp_path / "start.safetensors"
-    save_weights(path, build_model(RunConfig.model_validate({"model": {"name": "resnet_tiny"}}), digits))
+    save_weights(path, build_model(RunConfig.model_validate({"model": {"name": "resnet_tiny"}}), digits).state_dict())
     return path
 
 

@@ -32,8 +32,9 @@ class _Console(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-console = _Console(highlight=False)
-errors = _Console(stderr=True, highlight=False)
+_quiet = os.environ.get("RANK", "0") != "0"  # of the processes that torchrun started the first one speaks
+console = _Console(highlight=False, quiet=_quiet)
+errors = _Console(stderr=True, highlight=False, quiet=_quiet)
 
 
 def epoch_line(record: dict[str, Any], total: float) -> str:

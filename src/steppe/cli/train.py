@@ -38,6 +38,9 @@ def train(
     eager: Annotated[
         bool, typer.Option("--eager", help="on CUDA: do not compile the step and record it as a graph")
     ] = False,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="under torchrun: cut the model into shards (FSDP2) instead of copying it")
+    ] = False,
     keep: KeepOption = Keep.auto,
     cache: CacheOption = None,
     memory_limit: MemoryOption = None,
@@ -51,6 +54,7 @@ def train(
     from steppe.data import Keeping
     from steppe.report import print_table, summarise
     from steppe.studies import execute
+    from steppe.train import leads
 
     run_config = (
         load_run_config(config, overrides) if config else parse(RunConfig, overrides, where="the command line's flags")
@@ -68,7 +72,10 @@ def train(
             observer=observer,
             progress=ReadingProgress(bar),
             keeping=keeping,
+            sharded=shard,
         )
+    if not leads():
+        return
     print_table(summarise([run]), console)
     console.print(f"run folder: {run.path}", markup=False, soft_wrap=True)
     console.print(f"a page about it: steppe report {run.path}", markup=False, soft_wrap=True)

@@ -125,6 +125,7 @@ class MinimizerConfig(Section):
         None, gt=0, le=1, description="take the first gradient on this share of the batch; default: all of it"
     )
     m: int | None = Field(None, gt=0, description="m-sharpness: one perturbation for each m examples; default: one")
+    per_rank: bool = Field(False, description="many processes: one perturbation for each, from its share of the batch")
     sharp_every: int | None = Field(None, gt=0, description="only every k-th step is sharp; default: each")
     sharp_last: float | None = Field(
         None, gt=0, le=1, description="only this last share of the budget is sharp; default: all of it"
@@ -149,13 +150,15 @@ class MinimizerConfig(Section):
             raise ValueError("gsam's rho follows the learning rate by itself")
         if self.name in ("looksam", "aesam") and (self.sharp_every or self.sharp_last):
             raise ValueError(f"{self.name!r} decides by itself which steps are sharp")
+        if self.per_rank and (self.m or self.name not in ("sam", "asam", "samon")):
+            raise ValueError("per_rank is for sam, asam and samon, without m")
         if self.m and self.name not in ("sam", "asam", "samon"):
             raise ValueError(f"m-sharpness is for sam, asam and samon, not {self.name!r}")
         if self.m and self.ascent_fraction:
             raise ValueError("m and ascent_fraction both divide the batch; give one")
         return self
 
-    _SHARP_ONLY: ClassVar = ("rho_final", "ascent_fraction", "m", "sharp_every", "sharp_last", "replay_rng")
+    _SHARP_ONLY: ClassVar = ("rho_final", "ascent_fraction", "m", "per_rank", "sharp_every", "sharp_last", "replay_rng")
 
     @property
     def expected_gradients(self) -> float:

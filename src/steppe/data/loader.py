@@ -72,7 +72,7 @@ class Loader:
         self._columns = change.columns
         self._draws: dict[int, Draws] = {}
         share = self.batch_size // ranks
-        self._mine = slice(rank * share, (rank + 1) * share if rank < ranks - 1 else self.batch_size)
+        self.mine = slice(rank * share, (rank + 1) * share if rank < ranks - 1 else self.batch_size)
         self._order: tuple[int, torch.Tensor] | None = None
         self._next: tuple[int, int] | None = None
         self._stream: Iterator[torch.Tensor] | None = None
@@ -106,12 +106,12 @@ class Loader:
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, _move(_shuffled(len(self.split), self.seed, epoch), self.device)
         start = index * self.batch_size
-        picked = self._order[1][start + self._mine.start : start + self._mine.stop]
+        picked = self._order[1][start + self.mine.start : start + self.mine.stop]
         images = self._images.index_select(0, picked) if self._images is not None else self._streamed(epoch, index)
         if view not in self._draws:
             self._draws[view] = Draws(self.augment, self._columns, self.batch_size, self.seed, self.device, view)
         draws, mixing = self._draws[view].of(epoch, index)
-        return images, self._labels.index_select(0, picked), draws[self._mine], mixing
+        return images, self._labels.index_select(0, picked), draws[self.mine], mixing
 
     def transform(
         self, images: torch.Tensor, labels: torch.Tensor, draws: torch.Tensor, mixing: torch.Tensor
@@ -126,7 +126,7 @@ class Loader:
             return self._streamed_batch[1]
         if self._next != (epoch, index):
             self._stream = None  # ends the workers of the old one first
-            rest = _FromHere(self.seed, len(self.split), self.batch_size, self._mine, epoch, index)
+            rest = _FromHere(self.seed, len(self.split), self.batch_size, self.mine, epoch, index)
             self._stream = stream(self.split, rest, self.device, self.workers)
         self._next = (epoch, index + 1) if index + 1 < len(self) else (epoch + 1, 0)
         assert self._stream is not None

@@ -14,7 +14,7 @@ from steppe.geometry import measure_noise_loss
 from steppe.measuring import sample
 from steppe.runs import Observer, Run
 from steppe.studies.costs import describe_training
-from steppe.train import pick_device, train
+from steppe.train import leads, pick_device, train
 
 
 def execute(
@@ -28,6 +28,7 @@ def execute(
     observer: Observer | None = None,
     progress: Progress | None = None,
     keeping: Keeping | None = None,
+    sharded: bool = False,
 ) -> Run:
     """Train a run, or go on with it, and measure its cost and flatness.
 
@@ -41,6 +42,7 @@ def execute(
         observer: told how training goes.
         progress: told how a slow reading of the data goes.
         keeping: where the images are kept, and how they are read.
+        sharded: among the processes that torchrun started, cut the model into shards instead of copying it.
     """
     dataset = data.load(config.data, data_root, progress, keeping=keeping)
     return execute_on(
@@ -52,6 +54,7 @@ def execute(
         measure=measure,
         observer=observer,
         keeping=keeping,
+        sharded=sharded,
     )
 
 
@@ -65,6 +68,7 @@ def execute_on(
     measure: MeasureConfig | None = None,
     observer: Observer | None = None,
     keeping: Keeping | None = None,
+    sharded: bool = False,
 ) -> Run:
     """As `execute`, on a data set that is loaded already."""
     run = train(
@@ -75,8 +79,10 @@ def execute_on(
         captured=captured,
         observer=observer,
         keeping=keeping,
+        sharded=sharded,
     )
-    add_measures(run, dataset, measure or MeasureConfig(), device=device)
+    if leads():
+        add_measures(run, dataset, measure or MeasureConfig(), device=device)
     return run
 
 

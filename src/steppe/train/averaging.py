@@ -8,6 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from steppe.minimizers.vectors import local
+from steppe.train.distributed import local_vector, whole_vector
+
 
 class WeightAverage:
     """Keeps a ← d a + (1 − d) w over the steps, with d = min(decay, (1 + t) / (10 + t)), which forgets the start.
@@ -18,7 +21,8 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         """Begin at the model's weights."""
         self.decay, self.steps = decay, 0
-        self.live: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad]
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.live = [local(p) for p in self.parameters]
         self.averages = [p.detach().clone() for p in self.live]
 
     @torch.no_grad()
@@ -42,7 +46,7 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, object]:
         """The averages and how many steps they hold."""
-        return {"steps": self.steps, "averages": list(self.averages)}
+        return {"steps": self.steps, "averages": whole_vector(self.averages, self.parameters)}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -51,5 +55,6 @@ class WeightAverage:
         if not isinstance(steps, int) or not isinstance(averages, list) or len(averages) != len(self.averages):
             raise ValueError("the average belongs to another model")
         self.steps = steps
-        for own, given in zip(self.averages, averages, strict=True):
+        for own, given in zip(self.averages, local_vector(averages, self.parameters), strict=True):
+            assert given is not None
             own.copy_(given)

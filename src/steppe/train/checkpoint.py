@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return tree
 
 
-def save_weights(path: Path, model: torch.nn.Module) -> None:
+def save_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """Write a model's weights and buffers as safetensors, atomically."""
-    write_atomically(path, save({name: _dense(value) for name, value in model.state_dict().items()}))
+    write_atomically(path, save({name: _dense(value) for name, value in weights.items()}))
 
 
 def _digest(structure: str, tensors: dict[str, torch.Tensor]) -> str:

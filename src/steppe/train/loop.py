@@ -23,11 +23,14 @@ from steppe.data import Dataset, Keeping, Loader, Split
 from steppe.errors import Interrupted, RunError, TrainingError
 from steppe.evaluate import measure_accuracy
 from steppe.minimizers import Minimizer, reestimate_batchnorm
+from steppe.minimizers.vectors import local
 from steppe.runs import Observer, Run
+from steppe.train import distributed
 from steppe.train.averaging import WeightAverage
 from steppe.train.budget import check_budget, next_cost, spent_share, total_epochs
 from steppe.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from steppe.train.contrastive import measure_contrast, plan_stages, put_classifier, put_projection
+from steppe.train.distributed import Ranks
 from steppe.train.objectives import make_objective
 from steppe.train.schedules import lr_factor
 from steppe.train.setup import build_minimizer, build_model, match_layout
@@ -48,9 +51,11 @@ class Training:
         stop: threading.Event,
         captured: bool,
         keeping: Keeping | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Build everything, and go on from the checkpoint where there is one."""
         self.run, self.config, self.dataset, self.device = run, config, dataset, device
+        self.ranks = ranks or Ranks()
         self.observer, self.stop = observer, stop
         self.keeping = keeping or Keeping()
         self.loader = Loader(
@@ -62,11 +67,16 @@ class Training:
             workers=self.keeping.workers,
             resident=self.keeping.resident if dataset.train.in_memory else None,
             channels_last=device.type == "cuda",
+            rank=self.ranks.rank,
+            ranks=self.ranks.count,
         )
+        distributed.check(config, self.ranks, self.loader.batch_size)
         self.model = build_model(config, dataset).to(device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+        if device.type == "cuda" and not self.ranks.sharded:
             self.model = self.model.to(memory_format=torch.channels_last)
+        self.network = self.ranks.wrap(self.model, device)
         self.stages = plan_stages(config)
         self.classifier: nn.Linear | None = None
         self.captured = captured
@@ -92,7 +102,7 @@ class Training:
             put_classifier(self.model, self.classifier)
         spent = self.minimizer.gradient_evaluations if index else 0.0
         self.share = 0.0
-        self.minimizer: Minimizer = build_minimizer(config, self.model, lambda: self.share)
+        self.minimizer: Minimizer = build_minimizer(config, self.network, lambda: self.share)
         self.minimizer.gradient_evaluations = spent
         self.objective = make_objective(config, self.loader, self.dataset)
         self.peaks = [{key: float(group[key]) for key in ("lr", "rho")} for group in self.minimizer.param_groups]
@@ -100,7 +110,7 @@ class Training:
         self.best_val, self.stale_epochs = math.inf, 0
 
     def _prepare_step(self) -> None:
-        network, config = self.model.train(), self.stage.config
+        network, config = self.network.train(), self.stage.config
         self.step: EagerStep | CompiledStep
         if self.captured:
             inputs = self.objective.batch(0, 0)
@@ -140,7 +150,7 @@ class Training:
                 self._check_finite()
             if self.steps % len(self.loader) == 0 or self._over():
                 break
-            if self.stop.is_set():
+            if self.ranks.any(self.stop.is_set()):
                 self.clock.stop()
                 self._check_weights()
                 self._save()
@@ -148,22 +158,27 @@ class Training:
         self.clock.stop()
         self._check_finite()
         self._record_epoch()
-        if self._over() or self.stop.is_set() or self._save_is_due():
+        over, stopping = self._over(), self.ranks.any(self.stop.is_set())
+        if self.ranks.any(over or stopping or self._save_is_due()):
             self._save()
-        if self.stop.is_set() and not (self._over() and self.index == len(self.stages) - 1):
+        if stopping and not (over and self.index == len(self.stages) - 1):
             self._raise_interrupted()
 
     def _train_step(self) -> None:
         epoch, index = divmod(self.steps, len(self.loader))
         self._set_rates()
         inputs = self.objective.batch(epoch, index)
-        torch.manual_seed(derive_seed(self.config.seed, "step", self.steps))
+        own = (self.ranks.rank,) if self.ranks.rank else ()
+        torch.manual_seed(derive_seed(self.config.seed, "step", self.steps, *own))
+        if self.ranks.sharded:
+            self.ranks.share_buffers(self.model)
         compiled_s = self.step.compile_s
         loss, hits, seen = self.step(*inputs)
         self.clock.leave_out(self.step.compile_s - compiled_s)  # compiling is told apart
         if self.average:
             self.average.update()
-        self.tally.add(self.steps, loss, hits, seen)
+        count = self.ranks.count
+        self.tally.add(self.steps, self.ranks.sum(loss) / count, self.ranks.sum(hits), seen * count)
         self.steps += 1
 
     def _set_rates(self) -> None:
@@ -203,6 +218,7 @@ class Training:
     @contextmanager
     def _evaluated(self) -> Iterator[None]:
         """Inside, the model has the weights that count: unperturbed, and averaged where an average is kept."""
+        self.ranks.share_buffers(self.model)
         with self.minimizer.unperturbed(), self.average.in_place() if self.average else nullcontext():
             if (
                 self.average or self.stage.config.minimizer.name == "msam"
@@ -211,19 +227,14 @@ class Training:
                 some = (self.loader.batch(0, index)[0] for index in range(min(20, len(self.loader))))
                 with torch.no_grad():
                     reestimate_batchnorm(self.model, some)
+                self.ranks.share_buffers(self.model)
             yield
 
     def _measure(self, split: Split) -> Any:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             size = min(1024, 8 * self.config.batch_size)
-            return measure_accuracy(
-                self.model,
-                split,
-                self.dataset,
-                device=self.device,
-                batch_size=size,
-                workers=self.keeping.workers,
-            )
+            where: dict[str, Any] = {"device": self.device, "batch_size": size, "workers": self.keeping.workers}
+            return self.ranks.measure(split, lambda part: measure_accuracy(self.model, part, self.dataset, **where))
 
     def _measure_contrast(self) -> Any:
         temperature, size = self.config.objective.temperature, self.config.batch_size
@@ -238,7 +249,8 @@ class Training:
     def _share(self) -> float:
         """The share of the budget that is spent."""
         epochs, gradients = (self.steps, len(self.loader)), self.minimizer.gradient_evaluations
-        return spent_share(self.config.budget, epochs, gradients, self.clock.read(wait=self.steps % 16 == 0))
+        seconds = self.clock.read(wait=self.steps % 16 == 0) if self.config.budget.seconds is not None else 0.0
+        return spent_share(self.config.budget, epochs, gradients, self.ranks.first(seconds) if seconds else 0.0)
 
     def _stage_share(self) -> float:
         """The share of the stage's part of the budget; what the minimizer knows of it until the next step."""
@@ -270,13 +282,18 @@ class Training:
     # -- stopping and going on ----------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        if not all(bool(torch.isfinite(p).all()) for p in parameters):
+        parameters = [local(p) for p in self.model.parameters() if p.requires_grad]
+        if self.ranks.any(not all(bool(torch.isfinite(p).all()) for p in parameters)):
             self._raise_diverged(self.steps)
+        minimizer, average = self.minimizer.state_dict(), self.average.state_dict() if self.average else None
+        if self.ranks.sharded:
+            own = self.minimizer.parameters
+            averages = minimizer["averages"].items()
+            minimizer["averages"] = {name: distributed.whole_vector(vector, own) for name, vector in averages}
         tree = {
             "config_hash": self.config.hash,
             "model": self.model.state_dict(),
-            "minimizer": self.minimizer.state_dict(),
+            "minimizer": minimizer,
             "stage": self.index,
             "began": self.began,
             "steps": self.steps,
@@ -286,10 +303,12 @@ class Training:
             "threads": torch.get_num_threads(),
             "best_val": self.best_val,
             "stale_epochs": self.stale_epochs,
-            "average": self.average.state_dict() if self.average else None,
+            "average": average,
         }
         start = time.perf_counter()
-        save_checkpoint(self.run.checkpoint, tree)
+        tree = distributed.whole(tree)
+        if self.ranks.leads:
+            save_checkpoint(self.run.checkpoint, tree)
         self.saved_at = time.perf_counter()
         self.save_s = self.saved_at - start
 
@@ -305,8 +324,14 @@ class Training:
                 raise RunError("the checkpoint belongs to another configuration")
             for index in range(1, tree["stage"] + 1):
                 self._enter(index)
-            self.model.load_state_dict(tree["model"])
-            self.minimizer.load_state_dict(tree["minimizer"])
+            like = self.model.state_dict()
+            weights = {name: distributed.shard_like(value, like.get(name)) for name, value in tree["model"].items()}
+            self.model.load_state_dict(weights)
+            saved, own = tree["minimizer"], self.minimizer.parameters
+            if self.ranks.sharded:
+                averages = saved["averages"].items()
+                saved["averages"] = {name: distributed.local_vector(vector, own) for name, vector in averages}
+            self.minimizer.load_state_dict(saved)
             match_layout(self.minimizer)
             self.steps, self.began, self.records = tree["steps"], tree["began"], tree["records"]
             self.tally.load_state_dict(tree["tally"])
@@ -367,7 +392,9 @@ class Training:
                     ("test", self.dataset.test),
                 )
             }
-            save_weights(self.run.weights, self.model)
+            weights = distributed.whole(self.model.state_dict())
+            if self.ranks.leads:
+                save_weights(self.run.weights, weights)
         times = [float(record.get("time_s", 0.0)) for record in self.run.metrics()]
         epochs_s = [later - earlier for earlier, later in zip([0.0, *times], times, strict=False)]
         summary = {
@@ -384,4 +411,5 @@ class Training:
         if self.device.type == "cuda":
             summary["peak_memory_mib"] = torch.cuda.max_memory_allocated(self.device) / 2**20
         self.run.write("summary.json", summary)
-        self.run.checkpoint.unlink(missing_ok=True)
+        if self.ranks.leads:
+            self.run.checkpoint.unlink(missing_ok=True)

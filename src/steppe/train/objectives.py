@@ -111,9 +111,15 @@ class Pixels:
         self.lowest = (0.0 - scale.mean) / scale.std if pictures else torch.full_like(scale.mean, -torch.inf)
         self.highest = (1.0 - scale.mean) / scale.std if pictures else torch.full_like(scale.mean, torch.inf)
 
-    def start(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Move every pixel by a random part of the budget: x + δ₀."""
-        noise = torch.empty_like(images).uniform_(-1.0, 1.0, generator=generator)
+    def start(
+        self, images: Tensor, generator: torch.Generator, size: int | None = None, mine: slice = slice(None)
+    ) -> Tensor:
+        """Move every pixel by a random part of the budget: x + δ₀.
+
+        Processes that share a batch share its draws: where `images` are the part `mine` of a batch of `size`.
+        """
+        shape = (size or len(images), *images.shape[1:])
+        noise = images.new_empty(shape).uniform_(-1.0, 1.0, generator=generator)[mine]
         return torch.clamp(images + self.radius * noise, self.lowest, self.highest)
 
     def climb(self, images: Tensor, started: Tensor, gradient: Tensor) -> Tensor:
@@ -142,7 +148,7 @@ def _adversarial(config: RunConfig, loader: Loader, dataset: Dataset) -> Objecti
     def batch(epoch: int, index: int) -> Inputs:
         images, targets = loader.batch(epoch, index)
         generator.manual_seed(derive_seed(config.seed, "attack", epoch, index))
-        return pixels.start(images, generator), targets, images
+        return pixels.start(images, generator, loader.batch_size, loader.mine), targets, images
 
     def attack(inputs: Inputs, gradient: Tensor) -> Inputs:
         started, targets, images = inputs

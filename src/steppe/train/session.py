@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals, signal
 from typing import Any
@@ -17,6 +17,7 @@ from steppe.cost import EnergyMeter
 from steppe.data import Dataset, Keeping
 from steppe.errors import Interrupted, RunError, TrainingError
 from steppe.runs import Observer, Run, Status, create_run
+from steppe.train.distributed import Ranks, SilentRun, join
 from steppe.train.environment import describe_environment, pick_device
 from steppe.train.loop import Training
 from steppe.train.setup import build_minimizer, build_model
@@ -32,6 +33,7 @@ def train(
     captured: bool = True,
     observer: Observer | None = None,
     keeping: Keeping | None = None,
+    sharded: bool = False,
 ) -> Run:
     """Train one model and leave a run folder; go on where an earlier call was stopped.
 
@@ -43,14 +45,33 @@ def train(
         captured: compile the step and record it as a CUDA graph, where device and method allow it.
         observer: told about progress.
         keeping: how many processes read images, and whether they stay on the device.
+        sharded: among the processes that torchrun started, cut the model into shards (FSDP2) instead of copying it.
 
     Raises:
         RunError: the folder belongs to another configuration or data, is in use, or cannot be written.
         TrainingError: the loss is no longer finite; the last good checkpoint is kept.
         Interrupted: Ctrl-C or SIGTERM; the run can go on.
     """
-    place = pick_device(device)
-    if not (Path(out) / "config.toml").exists():  # a mistake in the configuration leaves no folder behind
+    with join(pick_device(device), sharded) as (ranks, place):
+        with ExitStack() as held:
+            ranks.led(lambda: held.enter_context(_prepared(config, dataset, Path(out))))
+            run = Run(out) if ranks.leads else SilentRun(out)
+            if not ranks.any(not run.finished):
+                return run
+            quick = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True)
+            forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
+            with forked, quick, _count_energy(run, place), _stop_requests() as stop:
+                _note_environment(run, place, ranks)
+                told = observer if observer is not None and ranks.leads else Observer()
+                with _tell_end(run, told):
+                    _complete(run, config, dataset, place, told, stop, captured, keeping, ranks)
+        return run
+
+
+@contextmanager
+def _prepared(config: RunConfig, dataset: Dataset, out: Path) -> Iterator[None]:
+    """Make the folder, or check that it is this run's, and hold it."""
+    if not (out / "config.toml").exists():  # a mistake in the configuration leaves no folder behind
         with torch.random.fork_rng(devices=[]):
             build_minimizer(config, build_model(config, dataset))
     run = create_run(out, config)
@@ -58,14 +79,7 @@ def train(
         _check_data(run, dataset)
         if not run.finished:
             _check_weights(run, config)
-            quick = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True)
-            forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
-            with forked, quick, _count_energy(run, place), _stop_requests() as stop:
-                _note_environment(run, place)
-                told = observer or Observer()
-                with _tell_end(run, told):
-                    _complete(run, config, dataset, place, told, stop, captured, keeping)
-    return run
+        yield
 
 
 def _complete(
@@ -77,13 +91,14 @@ def _complete(
     stop: threading.Event,
     captured: bool,
     keeping: Keeping | None,
+    ranks: Ranks,
 ) -> None:
     """Train to the end; a captured step that does not fit into memory gives way to eager ones, which can be split."""
-    captured = captured and can_capture(config, device)
+    captured = captured and can_capture(config, device) and ranks.count == 1
     threads = torch.get_num_threads()
     training, ran_out = None, False
     try:
-        training = Training(run, config, dataset, device, observer, stop, captured, keeping)
+        training = Training(run, config, dataset, device, observer, stop, captured, keeping, ranks)
         training.complete()
         return
     except TrainingError as error:
@@ -103,7 +118,8 @@ def _complete(
             raise
         if not captured:
             mend = f"try a smaller batch_size than {config.batch_size}, or another model"
-            failure = TrainingError("the memory ran out even in parts", where=str(run.path), mend=mend)
+            parts = "" if ranks.count > 1 or config.objective.name == "contrastive" else " even in parts"
+            failure = TrainingError(f"the memory ran out{parts}", where=str(run.path), mend=mend)
             _note_failure(run, failure, training)
             raise failure from None
     finally:
@@ -112,7 +128,7 @@ def _complete(
     torch.cuda.empty_cache()
     why = "memory ran out" if ran_out else "the step cannot be captured here"
     observer.say(f"{why}: going on with eager steps, from the last checkpoint")
-    _complete(run, config, dataset, device, observer, stop, captured=False, keeping=keeping)
+    _complete(run, config, dataset, device, observer, stop, captured=False, keeping=keeping, ranks=ranks)
 
 
 @contextmanager
@@ -151,9 +167,11 @@ def _count_energy(run: Run, device: torch.device) -> Iterator[None]:
             run.write("cost.json", {**known, "training_energy": found})
 
 
-def _note_environment(run: Run, device: torch.device) -> None:
+def _note_environment(run: Run, device: torch.device, ranks: Ranks) -> None:
     """Write where this run happens now; where it happened before stays in the list `earlier`."""
     now, before = describe_environment(device), run.read_or_empty("env.json")
+    if ranks.count > 1:
+        now["processes"], now["sharded"] = ranks.count, ranks.sharded
     if before:
         now["earlier"] = [*before.pop("earlier", []), before]
     run.write("env.json", now)

@@ -14,6 +14,7 @@ from steppe.config import RunConfig, derive_seed
 from steppe.data import Dataset
 from steppe.errors import ConfigError
 from steppe.train.contrastive import check_classifier
+from steppe.train.distributed import shard_like
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": torch.optim.SGD,
@@ -62,7 +63,10 @@ def build_minimizer(
     if config.optimizer.name == "lamb":
         options["max_grad_norm"] = None  # clipping is ours, on the final gradient: clip_norm
     base = OPTIMIZERS[config.optimizer.name]([group for group in groups if group["params"]], **options)
-    own = config.minimizer.model_dump(exclude={"name", "sharp_every", "sharp_last", "rho_final"}, exclude_none=True)
+    engine_has = {"name", "sharp_every", "sharp_last", "rho_final", "per_rank"}
+    own = config.minimizer.model_dump(exclude=engine_has, exclude_none=True)
+    if config.minimizer.per_rank and hasattr(model, "no_sync"):  # in one process the batch is the rank's share
+        own["m"] = "rank"
     if config.minimizer.sharp_every:
         own["schedule"] = minimizers.Every(config.minimizer.sharp_every)
     if config.minimizer.sharp_last:
@@ -81,4 +85,4 @@ def match_layout(minimizer: minimizers.Minimizer) -> None:
     for parameter, state in minimizer.state.items():
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(shard_like(value, parameter))

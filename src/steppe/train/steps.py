@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from steppe.config import RunConfig
@@ -56,7 +57,7 @@ class EagerStep:
                 self.minimizer.gradient_evaluations = before + paid
                 return loss.detach(), batch.hits, batch.seen
             except torch.OutOfMemoryError:
-                if self.parts >= size or not self.objective.separable:
+                if self.parts >= size or not self.objective.separable or dist.is_initialized():
                     raise
                 self.statistics.restore()
                 self.parts *= 2
@@ -186,8 +187,9 @@ class _SplitBatch(Batch):
             gradient = self.watched.grad
         else:
             self.step.statistics.save()
-            loss = self._losses(part).mean()
-            (gradient,) = torch.autograd.grad(loss, self.watched)
+            with self.step.minimizer.without_sync():
+                loss = self._losses(part).mean()
+                (gradient,) = torch.autograd.grad(loss, self.watched)
             self.step.statistics.restore()
             self.attacks += len(self.watched) / self.size
         self.watched = None

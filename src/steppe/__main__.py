@@ -1,4 +1,4 @@
-"""`python -m steppe.cli`."""
+"""`python -m steppe`."""
 
 from steppe.cli import main
 
