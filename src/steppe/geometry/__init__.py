@@ -1,5 +1,18 @@
 """Where a model sits: the flatness of its minimum."""
 
+from steppe.geometry.curvature import measure_curvature, measure_trace, top_eigenvectors
+from steppe.geometry.losses import CROSS_ENTROPY, ClassLoss, trained_loss
 from steppe.geometry.noise import NoiseLoss, measure_noise_loss
+from steppe.geometry.spectrum import measure_spectrum
 
-__all__ = ["NoiseLoss", "measure_noise_loss"]
+__all__ = [
+    "CROSS_ENTROPY",
+    "ClassLoss",
+    "NoiseLoss",
+    "measure_curvature",
+    "measure_noise_loss",
+    "measure_spectrum",
+    "measure_trace",
+    "top_eigenvectors",
+    "trained_loss",
+]
