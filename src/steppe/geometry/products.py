@@ -150,7 +150,12 @@ class Hessian:
 
     def gradient(self, part: str = WHOLE) -> Tensor:
         """The gradient of the mean loss, flat."""
-        return self._with_room(lambda: self._gradient(part))
+        return self.loss_and_gradient(part)[1]
+
+    def loss_and_gradient(self, part: str = WHOLE) -> tuple[float, Tensor]:
+        """The mean loss and its gradient, flat, at the weights the model has now."""
+        loss, gradient = self._with_room(lambda: self._gradient(part)).split([1, self.size(part)])
+        return float(loss), gradient
 
     def _chunks(self) -> list[tuple[Tensor, Tensor]]:
         if self.batch_norm == "batch":  # a cut batch would have other statistics
@@ -188,12 +193,13 @@ class Hessian:
         return total
 
     def _gradient(self, part: str) -> Tensor:
-        total = self.like(self.size(part)).zero_()
-        sums = self.unflatten(total, part)
+        """The mean loss and, after it, its gradient."""
+        total = self.like(1 + self.size(part)).zero_()
+        sums = self.unflatten(total[1:], part)
         for images, targets in self._chunks():
-            found = torch.autograd.grad(
-                self._mean_loss(images, targets), [self.named[name] for name in sums], allow_unused=True
-            )
+            loss = self._mean_loss(images, targets)
+            total[0] += loss.detach()
+            found = torch.autograd.grad(loss, [self.named[name] for name in sums], allow_unused=True)
             for s, f in zip(sums.values(), found, strict=True):
                 if f is not None:
                     s += f
