@@ -6,6 +6,7 @@ from steppe.geometry.noise import NoiseLoss, measure_noise_loss
 from steppe.geometry.norms import measure_activations, measure_gradient_norms, measure_missing_rate, weight_norms
 from steppe.geometry.sharpness import measure_adaptive_sharpness, measure_sharpness
 from steppe.geometry.spectrum import measure_spectrum
+from steppe.geometry.tangent import measure_tangent_kernel
 
 __all__ = [
     "CROSS_ENTROPY",
@@ -19,6 +20,7 @@ __all__ = [
     "measure_noise_loss",
     "measure_sharpness",
     "measure_spectrum",
+    "measure_tangent_kernel",
     "measure_trace",
     "top_eigenvectors",
     "trained_loss",
