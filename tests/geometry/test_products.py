@@ -90,6 +90,27 @@ def test_cutting_and_keeping_do_not_change_the_answer(name, options):
     assert torch.equal(first, again)
 
 
+def test_what_does_not_fit_is_cut_finer_and_rebuilt(monkeypatch):
+    """With room for a share of the graphs, the data is cut until part of it can be kept."""
+    from steppe.geometry import products
+
+    model, batches = make("transformer")
+    x, y = (torch.cat([batch[i] for batch in batches] * 40) for i in (0, 1))
+    with Hessian(model, [(x, y)]) as hessian:
+        vector = hessian.random("whole", torch.Generator().manual_seed(0))
+        expected = hessian.multiply(vector)
+        counted = products._SavedBytes(hessian.named.values())
+        with counted:
+            hessian._build(x, y)
+    monkeypatch.setattr(products, "_free_bytes", lambda device: -0.5 * counted.total)  # half a graph in all
+    with Hessian(model, [(x, y)]) as hessian:
+        torch.testing.assert_close(hessian.multiply(vector), expected, rtol=1e-12, atol=1e-12)
+        chunks = len(hessian._chunks())
+        assert chunks > 10
+        assert 0 < len(hessian.graphs) < chunks
+        torch.testing.assert_close(hessian.multiply(vector), expected, rtol=1e-12, atol=1e-12)
+
+
 class Hungry(nn.Module):
     """Runs out of memory above a number of examples, as a GPU does."""
 

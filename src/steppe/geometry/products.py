@@ -38,6 +38,9 @@ from steppe.geometry.measuring import (
     trained_parameters,
 )
 
+_FEWEST = 16
+"""Examples that a chunk is not cut below to keep more graphs: smaller ones do not fill a GPU."""
+
 Gradient = Sequence[Tensor | None]
 Progress = Callable[[str, int], None]
 """Told the part and how many products with its Hessian have been made."""
@@ -73,9 +76,11 @@ class Hessian:
             parts: the diagonal blocks that products are wanted of, beside the whole model.
             batch_norm: where BatchNorm's statistics come from.
             precision: of a float32 model's products on CUDA.
-            chunk: examples at a time; by default a batch. Memory that runs out makes it smaller.
+            chunk: examples at a time; by default a batch, or less where that leaves room for more graphs. Memory that
+                runs out makes it smaller, whatever is asked.
             keep: keep graphs between products, as far as memory goes.
-            compiled: compile the products. Where BatchNorm uses each batch's statistics they stay as they are.
+            compiled: compile the products, once for every size of chunk. Where BatchNorm uses each batch's statistics
+                they stay as they are.
             progress: told of every product.
             checked: the model and the data are known to be good.
         """
@@ -87,7 +92,9 @@ class Hessian:
         self.parts = {WHOLE: list(self.named), **resolve_parts(model, parts)}
         self.examples = count_examples(batches)
         self.batches = [(images, targets) for images, targets in batches if len(targets)]
-        self.chunk = min(chunk or self.examples, max(len(targets) for _, targets in self.batches))
+        largest = max(len(targets) for _, targets in self.batches)
+        self.chunk = min(chunk or largest, largest)
+        self.may_cut = chunk is None and batch_norm == "running" and not compiled
         self.keep, self.progress = keep, progress
         self.compiled = compiled and batch_norm == "running"
         self.products = dict.fromkeys(self.parts, 0)
@@ -162,11 +169,13 @@ class Hessian:
             return self.batches
         chunks: list[tuple[Tensor, Tensor]] = []
         for images, targets in self.batches:
-            pieces = math.ceil(len(targets) / self.chunk)
+            pieces = _count_pieces(len(targets), self.chunk)
             chunks += zip(images.tensor_split(pieces), targets.tensor_split(pieces), strict=True)
         return chunks
 
     def _multiply(self, vector: Tensor, part: str) -> Tensor:
+        if self.keep and self.room is None:
+            self._plan()
         names = self.parts[part]
         total = torch.zeros_like(vector)
         sums, directions = (list(self.unflatten(v, part).values()) for v in (total, vector))
@@ -213,20 +222,32 @@ class Hessian:
         """The gradient of a chunk's share of the loss, with its graph; kept where there is room for it."""
         if number in self.graphs:
             return self.graphs[number]
-        if not self.keep:
-            return self._build(*chunk)
-        if self.room is None:
-            if self.compiled:  # tracing forbids the hooks that count
-                self._build(*chunk)
-            counted = _SavedBytes(self.named.values())
-            with counted:
-                gradient = self._build(*chunk)
-            self.room = int(_free_bytes(chunk[0].device) / max(1, counted.total)) - 3  # a product needs room as well
-        else:
-            gradient = self._build(*chunk)
-        if len(self.graphs) < self.room:
+        gradient = self._build(*chunk)
+        if self.room is not None and len(self.graphs) < self.room:
             self.graphs[number] = gradient
         return gradient
+
+    def _plan(self) -> None:
+        """Find out how many graphs there is room for; cut the data finer where that makes room for more of it.
+
+        A product needs room too: for the graph of a chunk that is not kept, and for what flows back through it.
+        """
+        chunk = self._chunks()[0]
+        if self.compiled:  # tracing forbids the hooks that count
+            self._build(*chunk)
+        counted = _SavedBytes(self.named.values())
+        with counted:
+            gradient = self._build(*chunk)
+        graph = max(1, counted.total)
+        free = graph + _free_bytes(chunk[0].device)
+        share = graph / len(chunk[1])
+        if self.may_cut and share * self.examples + 3 * graph > free and graph > free / 32:
+            self.chunk = max(_FEWEST, int(free / 32 / share))
+            self.room = max(0, int(free / (share * self.chunk)) - 3)
+            return
+        self.room = max(0, int(free / graph) - 3)
+        if self.room:
+            self.graphs[0] = gradient
 
     def _build(self, images: Tensor, targets: Tensor) -> Gradient:
         if self.compiled:
@@ -259,7 +280,7 @@ class Hessian:
                 del self.graphs[number]
         elif self.chunk > 1 and self.batch_norm == "running":
             self.chunk = math.ceil(self.chunk / 2)
-            self.room = 0 if self.room is not None else None
+            self.room = 0 if self.room is not None else None  # None: it ran out while planning
         else:
             mend = "measure a smaller model, or on a device with more memory"
             if self.batch_norm == "batch":
@@ -303,10 +324,19 @@ def _compile_gradient(model: nn.Module, loss: LossFunction, examples: int) -> Ca
 
 
 def _keeping_buffers() -> AbstractContextManager[None]:
-    """Have compiled graphs keep what they saved: by default they reuse it, and can be gone through once only."""
+    """Have compiled graphs keep what they saved, and save half of what they would.
+
+    By default they reuse it, and can be gone through once only. What is not saved is cheap to compute again.
+    """
     from torch._functorch import config
 
-    return config.patch(donated_buffer=False)
+    return config.patch(donated_buffer=False, activation_memory_budget=0.5)
+
+
+def _count_pieces(examples: int, chunk: int) -> int:
+    """Into how many chunks to cut a batch: equal ones if not far from the fewest, since each size is compiled anew."""
+    fewest = math.ceil(examples / chunk)
+    return next((pieces for pieces in range(fewest, 2 * fewest) if examples % pieces == 0), fewest)
 
 
 def _free_bytes(device: torch.device) -> float:
