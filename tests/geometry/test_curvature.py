@@ -124,6 +124,15 @@ def test_lanczos_leaves_an_invariant_subspace():
     assert steps == 6
 
 
+def test_a_part_without_curvature_is_left_at_once():
+    """A fresh head of zeros passes nothing back: all but its own block of the Hessian is zero."""
+    model, batches = make("vit")
+    nn.init.zeros_(model.head.weight)
+    found = measure_curvature(model, batches, parts=("block1",), top=2)["parts"]["block1"]
+    assert found["lambda_max"] == {"value": 0.0, "residual": 0.0, "converged": True}
+    assert found["products"] < 10
+
+
 def test_trace_lies_within_its_error():
     model, batches = make("vit")
     dense = known_hessian("vit")
