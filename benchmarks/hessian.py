@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from steppe.config import ModelConfig
 from steppe.geometry.eigen import power_iteration
-from steppe.geometry.measuring import borrowed
+from steppe.geometry.measuring import borrowed, numerics
 from steppe.geometry.products import Hessian
 from steppe.models import build
 from steppe.train import describe_environment
@@ -65,15 +65,10 @@ def evaluate_gradient(model: nn.Module, batches: Batches) -> list[Tensor]:
     return sums
 
 
-def time_gradient(model: nn.Module, batches: Batches, count: int, device: torch.device, tf32: bool) -> float:
-    before = torch.get_float32_matmul_precision()
+def time_gradient(model: nn.Module, batches: Batches, count: int, device: torch.device, precision: Any) -> float:
     model.eval()
-    try:
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        with torch.backends.cudnn.flags(benchmark=True, deterministic=False, allow_tf32=tf32):
-            return time_calls(lambda: evaluate_gradient(model, batches), count, device)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with numerics(precision, repeatable=False):
+        return time_calls(lambda: evaluate_gradient(model, batches), count, device)
 
 
 def time_ours(
@@ -163,7 +158,7 @@ def main() -> None:
         model = build(
             ModelConfig(name=name), image_size=arguments.image_size, channels=arguments.channels, classes=10
         ).to(device)
-        gradient_s = time_gradient(model, batches, arguments.gradients, device, arguments.precision == "tf32")
+        gradient_s = time_gradient(model, batches, arguments.gradients, device, arguments.precision)
         reference: Tensor | None = None
         for way in sorted(arguments.ways, key=lambda way: way != "rebuilt"):
             options: dict[str, Any] = {"precision": arguments.precision}

@@ -28,7 +28,7 @@ def transformer() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
 
 def vit() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
     x, y = images(9, size=4)
-    model = VisionTransformer(img_size=4, patch_size=2, embed_dim=6, depth=2, num_heads=2, mlp_ratio=2, num_classes=3)
+    model = VisionTransformer(img_size=4, patch_size=2, embed_dim=4, depth=2, num_heads=2, mlp_ratio=1.5, num_classes=3)
     for parameter in model.parameters():  # away from the zeros and ones of a fresh model
         parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
     return model.double(), [(x.double(), y)]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from steppe.errors import ConfigError, SteppeError
 from steppe.geometry.losses import CROSS_ENTROPY, ClassLoss
+from steppe.geometry.memory import SavedBytes
 from steppe.geometry.products import Hessian
 from steppe.geometry.selfcheck import check_products
 
@@ -99,10 +100,10 @@ def test_what_does_not_fit_is_cut_finer_and_rebuilt(monkeypatch):
     with Hessian(model, [(x, y)]) as hessian:
         vector = hessian.random("whole", torch.Generator().manual_seed(0))
         expected = hessian.multiply(vector)
-        counted = products._SavedBytes(hessian.named.values())
+        counted = SavedBytes(hessian.named.values())
         with counted:
             hessian._build(x, y)
-    monkeypatch.setattr(products, "_free_bytes", lambda device: -0.5 * counted.total)  # half a graph in all
+    monkeypatch.setattr(products, "free_bytes", lambda device: -0.5 * counted.total)  # half a graph in all
     with Hessian(model, [(x, y)]) as hessian:
         torch.testing.assert_close(hessian.multiply(vector), expected, rtol=1e-12, atol=1e-12)
         chunks = len(hessian._chunks())
@@ -212,12 +213,14 @@ def test_the_model_is_left_as_it_was_found():
     state = {k: v.clone() for k, v in model.state_dict().items()}
     gradients = [p.grad for p in model.parameters()]
     copies = [None if g is None else g.clone() for g in gradients]
-    random, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
+    random = torch.get_rng_state()
+    numerics = _numerics()
     with torch.no_grad(), Hessian(model, [(x, y)], batch_norm="batch", precision="tf32") as hessian:
         check_products(hessian)
         hessian.gradient()
         assert not model.dropout.training
         assert model.norm.training
+        assert _numerics() == ("high", True, True, True, False)
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     assert model.training
     assert model.dropout.training
@@ -227,7 +230,12 @@ def test_the_model_is_left_as_it_was_found():
         assert parameter.grad is gradient
         assert gradient is None or torch.equal(gradient, copy)
     assert torch.equal(torch.get_rng_state(), random)
-    assert torch.get_float32_matmul_precision() == precision
+    assert _numerics() == numerics
+
+
+def _numerics() -> tuple[object, ...]:
+    cudnn = torch.backends.cudnn
+    return torch.get_float32_matmul_precision(), cudnn.enabled, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
 
 
 def test_frozen_parameters_take_no_part():

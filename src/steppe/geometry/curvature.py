@@ -156,6 +156,8 @@ def top_eigenvectors(
     figures: dict[str, PartCurvature] = {}
     vectors: dict[str, list[dict[str, Tensor]]] = {}
     with Hessian(model, batches, parts=parts, **options) as hessian:
+        for part in parts:
+            hessian.reserve(part, iterations + 4 if method == "lanczos" else 4)
         checks = check_products(hessian, seed) if check else None
         for part in parts:
             before = hessian.products[part]
@@ -168,7 +170,7 @@ def top_eigenvectors(
                 "products": hessian.products[part] - before,
             }
             vectors[part] = [hessian.unflatten(pair.vector, part) for pair in largest]
-        settings = _describe(model, batches, seed, options)
+        settings = describe_options(model, batches, seed, options)
     found: Curvature = {
         "parts": figures,
         "method": method,
@@ -235,7 +237,7 @@ def measure_trace(
             for part in parts:
                 terms[part].append(math.fsum(sums[name] for name in hessian.parts[part]))
         sizes = {part: hessian.size(part) for part in parts}
-        settings = _describe(model, batches, seed, options)
+        settings = describe_options(model, batches, seed, options)
     estimates: dict[str, TraceEstimate] = {}
     for part, values in terms.items():
         drawn = torch.tensor(values, dtype=torch.float64)
@@ -251,6 +253,7 @@ def _figure(pair: Eigenpair) -> Eigenvalue:
     return {"value": pair.value, "residual": pair.residual, "converged": pair.converged}
 
 
-def _describe(model: nn.Module, batches: Batches, seed: int, options: Any) -> Settings:
+def describe_options(model: nn.Module, batches: Batches, seed: int, options: Any) -> Settings:
+    """Write down how a curvature figure is measured."""
     kept = {key: options[key] for key in ("batch_norm", "precision") if key in options}
     return describe(model, batches, loss=options.get("loss", CROSS_ENTROPY), seed=seed, **kept)

@@ -84,17 +84,20 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def resolve_parts(model: nn.Module, parts: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Find the trainable parameters of every part asked for.
+def resolve_parts(
+    model: nn.Module, parts: Sequence[str] | Mapping[str, Sequence[str]], *, frozen: bool = False
+) -> dict[str, list[str]]:
+    """Find the parameters of every part asked for.
 
     Args:
         model: what is measured.
         parts: names that `steppe.models.blocks` gives, or `whole`; or any names with the parameters they stand for.
+        frozen: whether frozen parameters count.
 
     Raises:
         ConfigError: the model has no part of that name, or all of that part is frozen.
     """
-    trained = trained_parameters(model)
+    trained = dict(model.named_parameters()) if frozen else trained_parameters(model)
     named: Mapping[str, Sequence[str]]
     if isinstance(parts, Mapping):
         named = parts
@@ -160,6 +163,27 @@ def _labels(targets: Tensor) -> Tensor:
 
 
 @contextmanager
+def numerics(precision: Precision, *, repeatable: bool = True) -> Iterator[None]:
+    """Have torch multiply as asked, and put back how it did.
+
+    Not by `torch.backends.cudnn.flags`: that turns cuDNN off unless it is told not to.
+
+    Args:
+        precision: of float32 matrix products and convolutions on CUDA.
+        repeatable: have cuDNN choose the same, deterministic algorithms every time, rather than the fastest it finds.
+    """
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = precision == "tf32", repeatable, not repeatable
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[1:]
+
+
+@contextmanager
 def borrowed(
     model: nn.Module, *, batch_norm: BatchNormMode = "running", precision: Precision = "float32"
 ) -> Iterator[None]:
@@ -179,23 +203,18 @@ def borrowed(
     parameters = [(p, p.detach().clone(), p.grad, p.requires_grad) for p in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = sorted({p.device.index or 0 for p, *_ in parameters if p.device.type == "cuda"})
-    matmul = torch.get_float32_matmul_precision()
     try:
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(
-                torch.backends.cudnn.flags(benchmark=False, deterministic=True, allow_tf32=precision == "tf32")
-            )
-            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+            stack.enter_context(numerics(precision))
             model.eval()
             for module, _ in modes:
                 if batch_norm == "batch" and isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.train()
             yield
     finally:
-        torch.set_float32_matmul_precision(matmul)
         for module, training in modes:
             module.training = training
         with torch.no_grad():

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from steppe.errors import SteppeError, unknown_name
+from steppe.errors import SteppeError
 from steppe.geometry.losses import CROSS_ENTROPY, LossFunction
 from steppe.geometry.measuring import (
     WHOLE,
@@ -26,9 +26,10 @@ from steppe.geometry.measuring import (
     check_model,
     count_examples,
     describe,
+    resolve_parts,
 )
 from steppe.geometry.products import Hessian
-from steppe.models import activations, blocks
+from steppe.models import activations
 
 
 class GradientNorms(TypedDict):
@@ -76,18 +77,10 @@ def weight_norms(model: nn.Module, parts: Sequence[str] | Mapping[str, Sequence[
     """
     check_model(model)
     named = dict(model.named_parameters())
-    known: dict[str, Sequence[str]] = {WHOLE: list(named)}
-    if isinstance(parts, Mapping):
-        known.update(parts)
-    elif any(part != WHOLE for part in parts):
-        known.update(blocks(model))
-    found = {}
-    for part in parts:
-        if part not in known:
-            raise unknown_name(f"part of {type(model).__name__}", part, known)
-        norms = [named[name].detach().double().norm() for name in known[part]]
-        found[part] = float(torch.stack(norms).norm())
-    return found
+    return {
+        part: float(torch.stack([named[name].detach().double().norm() for name in names]).norm())
+        for part, names in resolve_parts(model, parts, frozen=True).items()
+    }
 
 
 def measure_gradient_norms(

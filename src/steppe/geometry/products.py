@@ -14,7 +14,6 @@ through BatchNorm in training mode, `jvp` of `grad` is not (`tests/geometry/test
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
@@ -37,6 +36,7 @@ from steppe.geometry.measuring import (
     resolve_parts,
     trained_parameters,
 )
+from steppe.geometry.memory import SavedBytes, free_bytes, is_out_of_memory
 
 _FEWEST = 16
 """Examples that a chunk is not cut below to keep more graphs: smaller ones do not fill a GPU."""
@@ -100,6 +100,8 @@ class Hessian:
         self.products = dict.fromkeys(self.parts, 0)
         self.graphs: dict[int, Gradient] = {}
         self.room: int | None = None
+        self.reserved = 0
+        """Bytes that graphs must leave to others, such as the vectors of Lanczos."""
         self.index = {name: i for i, name in enumerate(self.named)}
         self._gradient_function: Callable[..., Any] | None = None
         self._stack = ExitStack()
@@ -129,6 +131,10 @@ class Hessian:
         """An empty tensor of the model's kind; gives up kept graphs where there is no room for it."""
         parameter = next(iter(self.named.values()))
         return self._with_room(lambda: torch.empty(shape, dtype=parameter.dtype, device=parameter.device))
+
+    def reserve(self, part: str, vectors: int) -> None:
+        """Leave room for a number of a part's vectors, before the first product is made."""
+        self.reserved = max(self.reserved, vectors * self.size(part) * next(iter(self.named.values())).element_size())
 
     def random(self, part: str, generator: torch.Generator, *, signs: bool = False) -> Tensor:
         """A vector of standard normal numbers, or of random signs.
@@ -235,11 +241,11 @@ class Hessian:
         chunk = self._chunks()[0]
         if self.compiled:  # tracing forbids the hooks that count
             self._build(*chunk)
-        counted = _SavedBytes(self.named.values())
+        counted = SavedBytes(self.named.values())
         with counted:
             gradient = self._build(*chunk)
         graph = max(1, counted.total)
-        free = graph + _free_bytes(chunk[0].device)
+        free = max(0.0, graph + free_bytes(chunk[0].device) - self.reserved)
         share = graph / len(chunk[1])
         if self.may_cut and share * self.examples + 3 * graph > free and graph > free / 32:
             self.chunk = max(_FEWEST, int(free / 32 / share))
@@ -268,14 +274,14 @@ class Hessian:
                 with _keeping_buffers() if self.compiled else ExitStack():
                     return work()
             except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
             self._shrink()
 
     def _shrink(self) -> None:
-        """Make room: keep half of the graphs, or none; then halve the chunks. The answer stays the same."""
+        """Make room: keep fewer graphs, in the end none; then halve the chunks. The answer stays the same."""
         if self.graphs:
-            self.room = len(self.graphs) // 2
+            self.room = len(self.graphs) * 3 // 4
             for number in list(self.graphs)[self.room :]:
                 del self.graphs[number]
         elif self.chunk > 1 and self.batch_norm == "running":
@@ -288,27 +294,6 @@ class Hessian:
             raise SteppeError("memory ran out, even for the smallest chunk of data", mend=mend)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the memory that graphs hold while it is entered, each storage once and the parameters not at all."""
-
-    def __init__(self, parameters: Any) -> None:
-        own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-        seen: dict[int, int] = {}
-        self.seen = seen
-
-        def note(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                seen[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        super().__init__(note, lambda tensor: tensor)
-
-    @property
-    def total(self) -> int:
-        return sum(self.seen.values())
 
 
 def _compile_gradient(model: nn.Module, loss: LossFunction, examples: int) -> Callable[..., Any]:
@@ -337,18 +322,3 @@ def _count_pieces(examples: int, chunk: int) -> int:
     """Into how many chunks to cut a batch: equal ones if not far from the fewest, since each size is compiled anew."""
     fewest = math.ceil(examples / chunk)
     return next((pieces for pieces in range(fewest, 2 * fewest) if examples % pieces == 0), fewest)
-
-
-def _free_bytes(device: torch.device) -> float:
-    """Memory that graphs may fill: most of what a GPU has left, half of what a CPU has."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return 0.9 * (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    try:
-        return 0.5 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not told on this system
-        return 2.0 * 2**30
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.errors import ConfigError
-from steppe.geometry.curvature import ProductOptions, _describe
+from steppe.geometry.curvature import ProductOptions, describe_options
 from steppe.geometry.eigen import lanczos
 from steppe.geometry.measuring import WHOLE, Batches, Settings
 from steppe.geometry.products import Hessian
@@ -61,6 +61,7 @@ def measure_spectrum(
         raise ConfigError("probes and steps must be 1 or more")
     nodes, weights = [], []
     with Hessian(model, batches, parts=(part,), **options) as hessian:
+        hessian.reserve(part, steps + 4)
         checks = check_products(hessian, seed) if check else None
         size = hessian.size(part)
         basis = hessian.like(min(steps, size), size)
@@ -75,7 +76,7 @@ def measure_spectrum(
             values, vectors = krylov.ritz()
             nodes.append(values.tolist())
             weights.append((vectors[0] ** 2).tolist())
-        settings = _describe(model, batches, seed, options)
+        settings = describe_options(model, batches, seed, options)
     return {
         "nodes": nodes,
         "weights": weights,

@@ -36,6 +36,7 @@ from steppe.geometry.measuring import (
     describe,
     trained_parameters,
 )
+from steppe.geometry.memory import free_bytes
 
 Definition = Literal["all", "sum", "one"]
 
@@ -69,7 +70,7 @@ def measure_tangent_kernel(
     relu: bool = False,
     double: bool = True,
     batch_norm: BatchNormMode = "running",
-    memory_gib: float = 4.0,
+    memory_gib: float | None = None,
 ) -> TangentKernel:
     """Measure the condition number of the tangent kernel of a model as it is: fresh, or trained.
 
@@ -83,7 +84,8 @@ def measure_tangent_kernel(
         relu: measure a copy with ReLU in place of GELU.
         double: compute the Jacobian in float64; else in the model's precision.
         batch_norm: where BatchNorm's statistics come from: running ones, or a block's own.
-        memory_gib: room for the rows of the Jacobian; what does not fit is computed again.
+        memory_gib: room for the rows of the Jacobian, by default half of what is free; what does not fit is computed
+            again.
     """
     if definition not in ("all", "sum", "one"):
         raise ConfigError(f"unknown definition {definition!r}", mend="choose all, sum or one")
@@ -107,7 +109,7 @@ def measure_tangent_kernel(
         for start in range(0, examples - block + 1, block):
             part = images[start : start + block].to(dtype)
             rows = _rows(measured, part, definition, logit, batch_norm)
-            kernels.append(_gram(rows, memory_gib))
+            kernels.append(_gram(rows, free_bytes(device) / 2 if memory_gib is None else memory_gib * 2**30))
     values = [torch.linalg.eigvalsh(kernel) for kernel in kernels]
     floor = torch.finfo(dtype).eps * 10
     kappas = torch.stack([_condition(spectrum) for spectrum in values])
@@ -199,9 +201,9 @@ def _rows(model: nn.Module, images: Tensor, definition: Definition, logit: int, 
     return _Rows(outputs * len(images), width, images.element_size(), coupled if batch_norm == "batch" else independent)
 
 
-def _gram(rows: _Rows, memory_gib: float) -> Tensor:
+def _gram(rows: _Rows, memory: float) -> Tensor:
     """J Jᵀ in float64, by tiles of as many rows as there is room for, two tiles at a time."""
-    room = int(memory_gib * 2**30 / (rows.width * rows.size))
+    room = int(memory / (rows.width * rows.size))
     tile = rows.count if room >= rows.count else max(1, room // 2)
     starts = range(0, rows.count, tile)
     kernel = torch.zeros(rows.count, rows.count, dtype=torch.float64)
