@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steppe.geometry import measure_noise_loss
+from steppe.errors import SteppeError
+from steppe.geometry import ClassLoss, measure_noise_loss
+from steppe.geometry.measuring import spread_over_subsets
 
 
 def linear(weight: float) -> torch.nn.Module:
@@ -46,3 +48,22 @@ def test_a_sharper_model_loses_more():
     batches = [(torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.long))]
     losses = [measure_noise_loss(linear(0.0), batches, sigma=s, draws=200)["mean"] for s in (0.01, 0.5, 2.0)]
     assert losses == sorted(losses)
+
+
+def test_on_the_loss_asked_for_and_over_subsets():
+    model = torch.nn.Linear(3, 2)
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    batches = [(x[:5], torch.arange(5) % 2), (x[5:], torch.arange(7) % 2)]
+    loss = ClassLoss(sigmoid=True)
+    with torch.no_grad():
+        expected = torch.cat([loss(model(images), labels) for images, labels in batches])
+    found = measure_noise_loss(model, batches, sigma=0.1, draws=3, loss=loss)
+    assert found["clean"] == pytest.approx(expected.mean().item(), rel=1e-6)
+    spread = spread_over_subsets(lambda part: measure_noise_loss(model, part, draws=3, loss=loss)["clean"], batches, 3)
+    assert spread["values"] == pytest.approx([expected[i::3].mean().item() for i in range(3)], rel=1e-6)
+    assert spread["stderr"] > 0
+
+
+def test_weights_that_are_not_finite_are_refused():
+    with pytest.raises(SteppeError, match="NaN"):
+        measure_noise_loss(linear(float("nan")), [(torch.ones(1, 1).double(), torch.zeros(1, dtype=torch.long))])

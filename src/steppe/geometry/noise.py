@@ -6,12 +6,13 @@ L^N = E over ε ~ N(0, σ² I) of L(w + ε). A flat minimum keeps its loss; a sh
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from typing import TypedDict
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+from steppe.geometry.losses import CROSS_ENTROPY, LossFunction
+from steppe.geometry.measuring import Batches, check_model
 
 
 class NoiseLoss(TypedDict):
@@ -28,13 +29,14 @@ class NoiseLoss(TypedDict):
 @torch.no_grad()
 def measure_noise_loss(
     model: nn.Module,
-    batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    batches: Batches,
     *,
     sigma: float = 0.01,
     draws: int = 20,
     seed: int = 0,
+    loss: LossFunction = CROSS_ENTROPY,
 ) -> NoiseLoss:
-    """Average the cross-entropy over Gaussian noises on every trainable parameter, in evaluation mode.
+    """Average the loss over Gaussian noises on every trainable parameter, in evaluation mode.
 
     The model is left as it was found: weights bit by bit, and mode. BatchNorm keeps its running statistics.
 
@@ -44,20 +46,22 @@ def measure_noise_loss(
         sigma: standard deviation of the noise.
         draws: how many noises to average over.
         seed: of the noises; models of one shape get the same ones.
+        loss: of each example.
     """
+    check_model(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     originals = [p.detach().clone() for p in parameters]
     generator = torch.Generator(parameters[0].device).manual_seed(seed)
     training = model.training
     model.eval()
     try:
-        clean = _mean_loss(model, batches)
+        clean = _mean_loss(model, batches, loss)
         losses = []
         for _ in range(draws):
             for parameter, original in zip(parameters, originals, strict=True):
                 noise = torch.randn(original.shape, generator=generator, device=original.device, dtype=original.dtype)
                 parameter.copy_(original + sigma * noise)
-            losses.append(_mean_loss(model, batches))
+            losses.append(_mean_loss(model, batches, loss))
     finally:
         for parameter, original in zip(parameters, originals, strict=True):
             parameter.copy_(original)
@@ -72,6 +76,6 @@ def measure_noise_loss(
     }
 
 
-def _mean_loss(model: nn.Module, batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    total = sum(F.cross_entropy(model(x).float(), y, reduction="sum").double().item() for x, y in batches)
+def _mean_loss(model: nn.Module, batches: Batches, loss: LossFunction) -> float:
+    total = sum(loss(model(x), y).sum().double().item() for x, y in batches)
     return total / sum(len(y) for _, y in batches)

@@ -1,0 +1,259 @@
+"""Curvature of the loss: largest and smallest eigenvalues of the Hessian and of its diagonal blocks, and its trace.
+
+λmax is the worst curvature at a point; table 4 of Chen, Hsieh & Gong (2022) gives it for the whole of a model, its
+embedding, its attention, its MLPs and single blocks. Power iteration is what that paper used (100 iterations); Lanczos
+gets more out of the same products, and the other end of the spectrum with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from steppe.errors import ConfigError
+from steppe.geometry.eigen import Eigenpair, extreme_eigenpairs, power_iteration
+from steppe.geometry.losses import CROSS_ENTROPY, LossFunction
+from steppe.geometry.measuring import WHOLE, Batches, BatchNormMode, Precision, Settings, describe
+from steppe.geometry.products import Hessian, Progress
+from steppe.geometry.selfcheck import Checks, check_products
+
+Parts = Sequence[str] | Mapping[str, Sequence[str]]
+
+
+class ProductOptions(TypedDict, total=False):
+    """What every curvature figure takes, with the defaults of `Hessian`.
+
+    loss: of each example. batch_norm: `running` or `batch` statistics. precision: `float32` or `tf32`. chunk: examples
+    at a time. keep: keep graphs between products. compiled: compile the products. progress: told of every product.
+    """
+
+    loss: LossFunction
+    batch_norm: BatchNormMode
+    precision: Precision
+    chunk: int | None
+    keep: bool
+    compiled: bool
+    progress: Progress | None
+
+
+class Eigenvalue(TypedDict):
+    """An eigenvalue and how well its vector fits: some true one lies within `residual` of `value`."""
+
+    value: float
+    residual: float
+    converged: bool
+
+
+class PartCurvature(TypedDict):
+    """The ends of the spectrum of one diagonal block of the Hessian."""
+
+    lambda_max: Eigenvalue
+    lambda_min: Eigenvalue
+    top: list[Eigenvalue]
+    parameters: int
+    products: int
+
+
+class Curvature(TypedDict):
+    """Eigenvalues by part, and how they were measured."""
+
+    parts: dict[str, PartCurvature]
+    method: str
+    iterations: int
+    tolerance: float
+    checks: Checks | None
+    settings: Settings
+
+
+class TraceEstimate(TypedDict):
+    """The trace of one diagonal block, with its standard error over probes."""
+
+    mean: float
+    stderr: float
+    parameters: int
+
+
+class Trace(TypedDict):
+    """Traces by part, and how they were measured."""
+
+    parts: dict[str, TraceEstimate]
+    probes: int
+    checks: Checks | None
+    settings: Settings
+
+
+def measure_curvature(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    parts: Parts = (WHOLE,),
+    method: Literal["lanczos", "power"] = "lanczos",
+    top: int = 1,
+    iterations: int = 100,
+    tolerance: float = 1e-3,
+    check: bool = True,
+    seed: int = 0,
+    **options: Unpack[ProductOptions],
+) -> Curvature:
+    """Measure λmax, λmin and the largest eigenvalues of the Hessian of the mean loss, and of its diagonal blocks.
+
+    Power iteration finds the eigenvalue of the largest magnitude; a second one, shifted by it, finds the other end.
+
+    Args:
+        model: the model; computes where its parameters are. It is left as it was found.
+        batches: normalised images and labels, on its device.
+        parts: names of `steppe.models.blocks`, or `whole`; or names with the parameters they stand for.
+        method: `lanczos` or `power`.
+        top: how many of the largest eigenvalues to find; more than one by Lanczos only.
+        iterations: products at most, for each end by power iteration.
+        tolerance: residual, in units of the eigenvalue, at which it counts as converged and the iteration stops.
+        check: check the products first (see `steppe.geometry.selfcheck`).
+        seed: of the start vector.
+        options: see `ProductOptions`.
+    """
+    return top_eigenvectors(
+        model,
+        batches,
+        parts=parts,
+        method=method,
+        top=top,
+        iterations=iterations,
+        tolerance=tolerance,
+        check=check,
+        seed=seed,
+        **options,
+    )[0]
+
+
+def top_eigenvectors(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    parts: Parts = (WHOLE,),
+    method: Literal["lanczos", "power"] = "lanczos",
+    top: int = 2,
+    iterations: int = 100,
+    tolerance: float = 1e-3,
+    check: bool = True,
+    seed: int = 0,
+    **options: Unpack[ProductOptions],
+) -> tuple[Curvature, dict[str, list[dict[str, Tensor]]]]:
+    """As `measure_curvature`, with the unit eigenvectors of the largest eigenvalues.
+
+    Returns:
+        The figures, and for every part its vectors, largest eigenvalue first, each as parameter name -> tensor.
+    """
+    if method not in ("lanczos", "power"):
+        raise ConfigError(f"unknown method {method!r}", mend="choose lanczos or power")
+    if iterations < 1 or top < 1:
+        raise ConfigError("iterations and top must be 1 or more")
+    if method == "power" and top > 1:
+        raise ConfigError("power iteration finds one eigenvalue", mend="use Lanczos for the top k")
+    figures: dict[str, PartCurvature] = {}
+    vectors: dict[str, list[dict[str, Tensor]]] = {}
+    with Hessian(model, batches, parts=parts, **options) as hessian:
+        for part in parts:
+            hessian.reserve(part, iterations + 4 if method == "lanczos" else 4)
+        checks = check_products(hessian, seed) if check else None
+        for part in parts:
+            before = hessian.products[part]
+            largest, smallest = _ends(hessian, part, method, top, iterations, tolerance, seed)
+            figures[part] = {
+                "lambda_max": _figure(largest[0]),
+                "lambda_min": _figure(smallest),
+                "top": [_figure(pair) for pair in largest],
+                "parameters": hessian.size(part),
+                "products": hessian.products[part] - before,
+            }
+            vectors[part] = [hessian.unflatten(pair.vector, part) for pair in largest]
+        settings = describe_options(model, batches, seed, options)
+    found: Curvature = {
+        "parts": figures,
+        "method": method,
+        "iterations": iterations,
+        "tolerance": tolerance,
+        "checks": checks,
+        "settings": settings,
+    }
+    return found, vectors
+
+
+def _ends(
+    hessian: Hessian, part: str, method: str, top: int, iterations: int, tolerance: float, seed: int
+) -> tuple[list[Eigenpair], Eigenpair]:
+    generator = torch.Generator().manual_seed(seed)
+    start = hessian.random(part, generator)
+
+    def multiply(vector: Tensor) -> Tensor:
+        return hessian.multiply(vector, part)
+
+    if method == "lanczos":
+        basis = hessian.like(min(iterations, hessian.size(part)), hessian.size(part))
+        largest, smallest, _ = extreme_eigenpairs(multiply, start, basis, tolerance, top=top, generator=generator)
+        return largest, smallest
+    first = power_iteration(multiply, start, iterations, tolerance)
+    start = hessian.random(part, generator)
+    second = power_iteration(multiply, start, iterations, tolerance, shift=first.value)
+    return ([first], second) if first.value >= second.value else ([second], first)
+
+
+def measure_trace(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    parts: Parts = (WHOLE,),
+    probes: int = 100,
+    check: bool = True,
+    seed: int = 0,
+    **options: Unpack[ProductOptions],
+) -> Trace:
+    """Estimate the trace of the Hessian and of its diagonal blocks: the mean of vᵀHv over random signs v (Hutchinson).
+
+    One product serves every part: the terms between two parts have mean zero.
+
+    Args:
+        model: the model; it is left as it was found.
+        batches: normalised images and labels, on its device.
+        parts: as for `measure_curvature`.
+        probes: how many v.
+        check: check the products first.
+        seed: of the probes.
+        options: see `ProductOptions`.
+    """
+    if probes < 2:
+        raise ConfigError("a trace needs two probes or more: its error comes from their spread")
+    with Hessian(model, batches, parts=parts, **options) as hessian:
+        checks = check_products(hessian, seed) if check else None
+        generator = torch.Generator().manual_seed(seed)
+        terms: dict[str, list[float]] = {part: [] for part in parts}
+        for _ in range(probes):
+            probe = hessian.random(WHOLE, generator, signs=True)
+            products = hessian.unflatten(probe * hessian.multiply(probe))
+            sums = dict(zip(products, torch.stack([p.sum() for p in products.values()]).tolist(), strict=True))
+            for part in parts:
+                terms[part].append(math.fsum(sums[name] for name in hessian.parts[part]))
+        sizes = {part: hessian.size(part) for part in parts}
+        settings = describe_options(model, batches, seed, options)
+    estimates: dict[str, TraceEstimate] = {}
+    for part, values in terms.items():
+        drawn = torch.tensor(values, dtype=torch.float64)
+        estimates[part] = {
+            "mean": float(drawn.mean()),
+            "stderr": float(drawn.std()) / probes**0.5,
+            "parameters": sizes[part],
+        }
+    return {"parts": estimates, "probes": probes, "checks": checks, "settings": settings}
+
+
+def _figure(pair: Eigenpair) -> Eigenvalue:
+    return {"value": pair.value, "residual": pair.residual, "converged": pair.converged}
+
+
+def describe_options(model: nn.Module, batches: Batches, seed: int, options: Any) -> Settings:
+    """Write down how a curvature figure is measured."""
+    kept = {key: options[key] for key in ("batch_norm", "precision") if key in options}
+    return describe(model, batches, loss=options.get("loss", CROSS_ENTROPY), seed=seed, **kept)

@@ -1,0 +1,36 @@
+"""The same figures on a GPU as on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import make
+
+from steppe.geometry import measure_curvature, measure_sharpness, measure_tangent_kernel, measure_trace
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.parametrize("name", ["transformer", "vit", "resnet"])
+def test_the_device_does_not_change_a_figure(name):
+    model, batches = make(name)
+    here = (
+        measure_curvature(model, batches, tolerance=1e-6)["parts"]["whole"]["lambda_max"]["value"],
+        measure_trace(model, batches, probes=10)["parts"]["whole"]["mean"],
+        measure_sharpness(model, batches, scaling="weights", steps=3)["value"],
+        measure_tangent_kernel(model, batches, block=4)["kappa"],
+    )
+    model.cuda()
+    moved = [(x.cuda(), y.cuda()) for x, y in batches]
+    state = torch.cuda.get_rng_state()
+    found = measure_curvature(model, moved, tolerance=1e-6)
+    there = (
+        found["parts"]["whole"]["lambda_max"]["value"],
+        measure_trace(model, moved, probes=10)["parts"]["whole"]["mean"],
+        measure_sharpness(model, moved, scaling="weights", steps=3)["value"],
+        measure_tangent_kernel(model, moved, block=4)["kappa"],
+    )
+    assert found["settings"]["device"] == "cuda"
+    assert there == pytest.approx(here, rel=1e-4)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert torch.backends.cudnn.enabled
