@@ -54,6 +54,8 @@ class Settings(Mapping[str, Any]):
     """The data root, where published corruptions lie."""
     other: nn.Module | None = None
     """A second model of the same shape, for measures between two."""
+    fresh: Callable[[], nn.Module] | None = None
+    """Makes the model with the weights it began with."""
     known: Any = None
     """What `keep` was last given, when a measure that was stopped goes on."""
     keep: Callable[[Any], None] = ignore

@@ -50,12 +50,13 @@ def runs(made, tmp_path) -> Path:
 
 
 SMALL = ("--quick", "--set", "landscape.points=4", "--set", "landscape.examples=20", "--set", "line.points=3")
+DRAWN = ("--only", "noise,line,landscape,between,attention")
 FEW = ("--quick", "--set", "corruptions.examples=8", "--set", "attacks.examples=16", "--set", "attacks.check=8")
 
 
 def test_geometry_adds_to_a_run_and_does_not_measure_twice(runs, capsys):
     before = Run(runs / "vit").read("geometry.json")
-    assert steppe("geometry", runs / "vit", *SMALL, "--with", runs / "vit1") == 0
+    assert steppe("geometry", runs / "vit", *SMALL, *DRAWN, "--with", runs / "vit1") == 0
     out = capsys.readouterr().out
     assert "noise: " in out
     assert "(found before)" in out, "training measured the noise with these settings"
@@ -78,7 +79,7 @@ def test_geometry_adds_to_a_run_and_does_not_measure_twice(runs, capsys):
     assert not list((runs / "vit").glob("*.partial.json"))
 
     stamp = (runs / "vit" / "geometry.json").read_bytes()
-    assert steppe("geometry", runs / "vit", *SMALL, "--with", runs / "vit1") == 0
+    assert steppe("geometry", runs / "vit", *SMALL, *DRAWN, "--with", runs / "vit1") == 0
     assert capsys.readouterr().out.count("(found before)") == 5
     assert (runs / "vit" / "geometry.json").read_bytes() == stamp
     assert steppe("geometry", runs / "vit", *SMALL, "--only", "line", "--again") == 0

@@ -7,6 +7,12 @@ from typing import Any
 from steppe.cli import measured as shared
 
 HEADLINES = {
+    "lambda_max": "parts.whole.lambda_max.value",
+    "trace": "parts.whole.mean parts.whole.stderr",
+    "sharpness": "none.first_order weights.first_order",
+    "ntk": "kappa stderr",
+    "ntk_initial": "kappa stderr",
+    "missing_rate": "rate stderr",
     "noise": "mean stderr clean",
     "line": "centre",
     "landscape": "centre",
@@ -64,6 +70,17 @@ def _draw(subject: Any, found: dict[str, Any]) -> int:
 
     figures: dict[str, Any] = {}
     title = subject.folder.resolve().name
+    if "lambda_max" in found:
+        parts = found["lambda_max"]["parts"].items()
+        largest = {part: values["lambda_max"]["value"] for part, values in parts}
+        if len(largest) > 1:
+            figures["lambda_max"] = draw.draw_bars({title: largest}, "λmax", title)
+    if "spectrum" in found:
+        figures["spectrum"] = _spectrum(found, title)
+    if "norms" in found:
+        active = {part: values["active"] for part, values in found["norms"]["activations"].items()}
+        if active:
+            figures["active_neurons"] = draw.draw_bars({title: active}, "active neurons", title)
     if "line" in found:
         figures["line"] = draw.draw_line(found["line"], title)
     if "landscape" in found:
@@ -76,6 +93,23 @@ def _draw(subject: Any, found: dict[str, Any]) -> int:
     for name, figure in figures.items():
         draw.save(figure, subject.folder / "figures" / name)
     return len(figures)
+
+
+def _spectrum(found: dict[str, Any], title: str) -> Any:
+    """The density on a grid over all nodes, with the eigenvalues of `lambda_max` marked."""
+    import numpy as np
+
+    from steppe.geometry.spectrum import density
+    from steppe.report import paper as draw
+
+    spectrum = found["spectrum"]
+    nodes = np.concatenate([np.array(row) for row in spectrum["nodes"]])
+    low, high = float(nodes.min()), float(nodes.max())
+    room = 0.05 * max(high - low, 1e-12)
+    grid = np.linspace(low - room, high + room, 600)
+    whole = (found.get("lambda_max") or {}).get("parts", {}).get("whole")
+    marked = [value["value"] for value in whole["top"]] if whole else []
+    return draw.draw_spectrum(grid.tolist(), density(spectrum, grid, room / 5).tolist(), marked, title)
 
 
 def _attention(subject: Any, found: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -78,7 +78,8 @@ def headline(found: Mapping[str, Any], paths: str) -> str:
         for word in path.split("."):
             value = value.get(word) if isinstance(value, Mapping) else None
         if isinstance(value, int | float):
-            shown += f"{path.replace('.', ' ').replace('_', ' ')} {value:.4g}  "
+            name = path.removeprefix("parts.").removesuffix(".value").replace(".", " ").replace("_", " ")
+            shown += f"{name} {value:.4g}  "
     return shown
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from steppe.config import MeasureConfig
 from steppe.data import Dataset, in_order
 from steppe.errors import ConfigError, MeasureError
+from steppe.geometry import figures
 from steppe.geometry.attention import attention_maps
 from steppe.geometry.landscape import measure_between, measure_line, measure_square, random_directions
 from steppe.geometry.noise import measure_noise_loss
@@ -84,7 +85,10 @@ def _random(model: nn.Module, dataset: Dataset, settings: Settings, count: int) 
     return random_directions(model, count, seed=settings["seed"])
 
 
-DIRECTIONS: dict[str, Callable[[nn.Module, Dataset, Settings, int], list[list[Tensor]]]] = {"random": _random}
+DIRECTIONS: dict[str, Callable[[nn.Module, Dataset, Settings, int], list[list[Tensor]]]] = {
+    "random": _random,
+    "eigenvectors": figures.eigenvectors,
+}
 """Where the directions of a landscape come from: name -> function that gives so many."""
 
 
@@ -129,7 +133,71 @@ _LANDSCAPE: dict[str, Any] = {
     "directions": "random",
 }
 
+_HESSIAN: dict[str, Any] = {
+    "examples": 5000,
+    "seed": 0,
+    "loss": "trained",
+    "precision": "float32",
+    "compiled": False,
+}
+
 MEASURES: dict[str, Measure] = {
+    "lambda_max": Measure(
+        figures.curvature,
+        "largest and smallest eigenvalue of the Hessian, whole and by block",
+        {"parts": "roles", "method": "lanczos", "top": 1, "iterations": 100, "tolerance": 1e-3, **_HESSIAN},
+        quick={"examples": 256, "iterations": 20},
+    ),
+    "trace": Measure(
+        figures.trace,
+        "trace of the Hessian, whole and by block, with error bars",
+        {"parts": "roles", "probes": 50, **_HESSIAN},
+        quick={"examples": 256, "probes": 5},
+    ),
+    "spectrum": Measure(
+        figures.spectrum,
+        "density of the Hessian's eigenvalues",
+        {"probes": 3, "steps": 50, **_HESSIAN},
+        quick={"examples": 256, "probes": 1, "steps": 15},
+    ),
+    "sharpness": Measure(
+        figures.sharpness,
+        "rise of the loss in the ball of each scaling, to first order and by ascent",
+        {
+            "rho_none": 0.05,
+            "rho_weights": 0.5,
+            "rho_all": 0.5,
+            "rho_layer": 0.01,
+            "steps": 5,
+            "examples": 5000,
+            "loss": "trained",
+        },
+        quick={"examples": 256, "steps": 3},
+    ),
+    "ntk": Measure(
+        figures.tangent_kernel,
+        "condition number of the tangent kernel, over diagonal blocks",
+        {"weights": "trained", "definition": "sum", "block": 48, "blocks": 8, "relu": False},
+        quick={"blocks": 1},
+    ),
+    "ntk_initial": Measure(
+        figures.tangent_kernel,
+        "the same with the weights the run began with",
+        {"weights": "initial", "definition": "sum", "block": 48, "blocks": 8, "relu": False},
+        quick={"blocks": 1},
+    ),
+    "norms": Measure(
+        figures.norms,
+        "norms of weights, gradients and activations, and active neurons, by block",
+        {"examples": 5000, "loss": "trained"},
+        quick={"examples": 256},
+    ),
+    "missing_rate": Measure(
+        figures.missing_rate,
+        "how often a mixture of two images is taken for a third class",
+        {"weight": 0.5, "examples": 5000, "seed": 0},
+        quick={"examples": 256},
+    ),
     "noise": Measure(
         _noise,
         "loss under Gaussian weight noise",

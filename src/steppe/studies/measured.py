@@ -24,14 +24,14 @@ from steppe.config import DataConfig, ModelConfig, RunConfig
 from steppe.data import Dataset
 from steppe.data.sources import Progress
 from steppe.errors import ConfigError, DataError, MeasureError, RunError, SteppeError
+from steppe.geometry import trained_loss
 from steppe.measuring import Loss, Measure, Settings, check_finite, cross_entropy
 from steppe.models.freezing import head_parameters
 from steppe.models.names import short_name
 from steppe.models.weights import load_pretrained
 from steppe.runs import Run, locked, read_json, write_json
 from steppe.studies.pipeline import load_model
-from steppe.train import pick_device
-from steppe.train.objectives import example_losses
+from steppe.train import build_model, pick_device
 
 Event = Literal["start", "part", "done", "kept", "left_out", "remark"]
 Notify = Callable[[Event, str, dict[str, Any]], None]
@@ -49,6 +49,8 @@ class Subject:
     dataset: Dataset
     loss: Loss
     device: torch.device
+    fresh: Callable[[], nn.Module] | None = None
+    """Makes the model with the weights it began with; only a run knows them."""
 
 
 def open_run(
@@ -86,7 +88,8 @@ def open_run(
         raise DataError("these are not the data the run learned from", where=str(run.path), mend=mend)
     model = load_model(run, dataset).to(place)
     check_finite(model, str(run.weights))
-    return Subject(run.path, model, dataset, _loss_of(config), place)
+    fresh = partial(_fresh, config, dataset, place)
+    return Subject(run.path, model, dataset, trained_loss(config), place, fresh)
 
 
 def open_model(
@@ -197,6 +200,7 @@ def add_results(
                 loss=subject.loss,
                 root=data_root,
                 other=other[1] if other else None,
+                fresh=subject.fresh,
                 known=before.get("found") if not again and before.get("settings") == values else None,
                 keep=keeper,
                 tell=partial(_tell, notify, name),
@@ -270,8 +274,9 @@ def _jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _loss_of(config: RunConfig) -> Loss:
-    return partial(example_losses, config=config)
+def _fresh(config: RunConfig, dataset: Dataset, device: torch.device) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        return build_model(config, dataset).to(device).eval()
 
 
 def _statistics_of(name: str, weights: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -1,0 +1,171 @@
+"""Curvature, sharpness and neurons as `steppe geometry` measures them: functions of (model, data, settings).
+
+Each stores how it was computed (`how`) beside its figures; what was asked is stored by whoever runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from steppe.data import Dataset
+from steppe.errors import ConfigError, MeasureError
+from steppe.geometry.curvature import measure_curvature, measure_trace, top_eigenvectors
+from steppe.geometry.norms import measure_activations, measure_gradient_norms, measure_missing_rate, weight_norms
+from steppe.geometry.sharpness import measure_sharpness
+from steppe.geometry.spectrum import measure_spectrum
+from steppe.geometry.tangent import measure_tangent_kernel
+from steppe.measuring import Batches, Settings
+from steppe.models import blocks, partitions
+
+WHOLE = "whole"
+SCALINGS = ("none", "weights", "all", "layer")
+
+
+def curvature(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
+    """λmax and λmin of the whole Hessian and of its blocks."""
+    found = measure_curvature(
+        model,
+        _images(dataset, settings),
+        parts=_parts(model, settings["parts"]),
+        method=settings["method"],
+        top=settings["top"],
+        iterations=settings["iterations"],
+        tolerance=settings["tolerance"],
+        seed=settings["seed"],
+        **_products(settings, settings["iterations"]),
+    )
+    return _told(found)
+
+
+def trace(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
+    """The trace of the Hessian and of its blocks, with error bars."""
+    found = measure_trace(
+        model,
+        _images(dataset, settings),
+        parts=_parts(model, settings["parts"]),
+        probes=settings["probes"],
+        seed=settings["seed"],
+        **_products(settings, settings["probes"]),
+    )
+    return _told(found)
+
+
+def spectrum(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
+    """The density of the Hessian's eigenvalues."""
+    found = measure_spectrum(
+        model,
+        _images(dataset, settings),
+        probes=settings["probes"],
+        steps=settings["steps"],
+        seed=settings["seed"],
+        **_products(settings, settings["steps"] * settings["probes"]),
+    )
+    return _told(found)
+
+
+def sharpness(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
+    """Sharpness in the ball of every scaling, to first order and by several steps of ascent."""
+    batches = _images(dataset, settings)
+    out: dict[str, Any] = {}
+    for done, scaling in enumerate(SCALINGS):
+        settings.tell(done, len(SCALINGS))
+        options: dict[str, Any] = {"rho": settings[f"rho_{scaling}"], "scaling": scaling, "loss": settings.chosen_loss}
+        first, ascent = (_told(measure_sharpness(model, batches, steps=n, **options)) for n in (1, settings["steps"]))
+        out[scaling] = {"first_order": first["value"], "ascent": ascent["value"], "rho": first["rho"]}
+        out["how"] = first["how"]
+    return out
+
+
+def tangent_kernel(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
+    """The condition number of the tangent kernel, of the trained weights or of the initial ones."""
+    if settings["weights"] not in ("trained", "initial"):
+        raise ConfigError(f"weights cannot be {settings['weights']!r}", where="--set", mend="trained or initial")
+    if settings["weights"] == "initial":
+        if settings.fresh is None:
+            raise MeasureError("only a run knows the weights it began with")
+        model = settings.fresh()
+    block = settings["block"]
+    batches = settings.batches(dataset.train, dataset, max(1, settings["blocks"]) * block, block)
+    found = measure_tangent_kernel(
+        model, batches, definition=settings["definition"], block=block, relu=settings["relu"]
+    )
+    return _told(found)
+
+
+def norms(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
+    """Norms of weights, gradients and activations, and the share of active neurons, by block."""
+    batches = _images(dataset, settings)
+    parts = _parts(model, "all")
+    gradients = _told(measure_gradient_norms(model, batches, parts=parts, loss=settings.chosen_loss))
+    out: dict[str, Any] = {"weights": weight_norms(model, parts), "gradients": gradients["parts"]}
+    neurons = _told(measure_activations(model, batches))
+    return {**out, "activations": neurons["blocks"], "how": gradients["how"]}
+
+
+def missing_rate(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
+    """How often a mixture of two images is taken for a third class."""
+    found = measure_missing_rate(model, _images(dataset, settings), weight=settings["weight"], seed=settings["seed"])
+    return _told(found)
+
+
+def eigenvectors(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
+    """Directions of a landscape: the Hessian's top eigenvectors, as long as the weights are."""
+    batches = settings.batches(dataset.train, dataset, min(settings["examples"], 1000))
+    _, vectors = top_eigenvectors(model, batches, top=count, seed=settings["seed"])
+    own = dict(model.named_parameters())
+    length = sum(float(p.detach().double().square().sum()) for p in own.values()) ** 0.5
+    out = []
+    for vector in vectors[WHOLE]:
+        out.append([vector[name] * length if name in vector else p.detach() * 0 for name, p in own.items()])
+    return out
+
+
+def _images(dataset: Dataset, settings: Settings) -> Batches:
+    if settings["examples"] < 1:
+        raise ConfigError("at least one example is needed", where="--set")
+    return settings.batches(dataset.train, dataset, settings["examples"])
+
+
+def _products(settings: Settings, products: int) -> dict[str, Any]:
+    return {
+        "loss": settings.chosen_loss,
+        "precision": settings["precision"],
+        "compiled": settings["compiled"],
+        "progress": lambda part, done: settings.tell(min(done, products), products),
+    }
+
+
+def _parts(model: nn.Module, asked: str) -> Mapping[str, list[str]]:
+    """The parts to measure: `whole`, `roles` (with the first, middle and last block), `all`, or names with commas."""
+    everything = {WHOLE: [name for name, p in model.named_parameters() if p.requires_grad]}
+    if asked == WHOLE:
+        return everything
+    try:
+        named, ways = blocks(model), partitions(model)
+    except ConfigError as error:
+        if asked in ("roles", "all"):
+            return everything
+        raise MeasureError(error.what, mend="measure the whole model: --set lambda_max.parts=whole") from None
+    numbered = [part for part in ways["blocks"] if part.startswith("block")]
+    some = {numbered[0], numbered[len(numbered) // 2], numbered[-1]} if numbered else set()
+    choices: dict[str, Callable[[str], bool]] = {
+        "all": lambda part: True,
+        "roles": lambda part: part in ways.get("roles", {}) or part in some,
+    }
+    if asked in choices:
+        return {**everything, **{part: names for part, names in named.items() if choices[asked](part)}}
+    wanted = [part.strip() for part in asked.split(",")]
+    for part in wanted:
+        if part != WHOLE and part not in named:
+            mend = f"it has: {', '.join([WHOLE, *named])}"
+            raise MeasureError(f"this model has no part {part!r}", mend=mend)
+    return {part: everything[WHOLE] if part == WHOLE else named[part] for part in wanted}
+
+
+def _told(found: Any) -> dict[str, Any]:
+    """The figures, with how they were computed under `how`: `settings` is for what was asked."""
+    out = dict(found)
+    return {**{key: value for key, value in out.items() if key != "settings"}, "how": out.get("settings")}

@@ -1,0 +1,105 @@
+"""The table of `steppe geometry`: what it stores is what the functions give, on the images and parts it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from steppe import data
+from steppe.config import DataConfig, RunConfig
+from steppe.errors import ConfigError, MeasureError
+from steppe.geometry import measure_curvature, measure_sharpness, trained_loss
+from steppe.geometry.measures import DIRECTIONS, MEASURES
+from steppe.measuring import Settings
+from steppe.models import blocks
+from steppe.train import build_model
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load(DataConfig())
+
+
+@pytest.fixture
+def model(digits):
+    return build_model(RunConfig.model_validate({"model": {"name": "mixer_tiny_p2"}}), digits).eval()
+
+
+def settings(name, **changes):
+    measure = MEASURES[name]
+    asked = {**measure.defaults, **measure.quick, "examples": 40, **changes}
+    return Settings(asked, loss=trained_loss(RunConfig(label_smoothing=0.1)))
+
+
+def measured(name, model, digits, **changes):
+    return MEASURES[name].function(model, digits, settings(name, **changes))
+
+
+def test_curvature_of_parts_on_the_loss_of_training(model, digits):
+    found = measured("lambda_max", model, digits, parts="whole,block1", iterations=30)
+    asked = settings("lambda_max")
+    own = blocks(model)["block1"]
+    expected = measure_curvature(
+        model, asked.batches(digits.train, digits, 40), parts={"block1": own}, iterations=30, loss=asked.loss
+    )
+    assert list(found["parts"]) == ["whole", "block1"]
+    value = found["parts"]["block1"]["lambda_max"]["value"]
+    assert value == pytest.approx(expected["parts"]["block1"]["lambda_max"]["value"], rel=1e-4)
+    assert found["parts"]["whole"]["lambda_max"]["value"] >= value * 0.999
+    assert found["how"]["examples"] == 40
+    plain = measured("lambda_max", model, digits, parts="whole", iterations=30, loss="cross_entropy")
+    assert plain["parts"]["whole"]["lambda_max"]["value"] != found["parts"]["whole"]["lambda_max"]["value"]
+
+
+def test_the_parts_of_table_4(model, digits):
+    found = measured("trace", model, digits, parts="roles", probes=2)
+    assert {"whole", "embedding", "attention", "mlp", "head", "block1"} <= set(found["parts"])
+
+
+def test_sharpness_under_every_scaling(model, digits):
+    found = measured("sharpness", model, digits)
+    asked = settings("sharpness")
+    batches = asked.batches(digits.train, digits, 40)
+    expected = measure_sharpness(model, batches, rho=0.5, scaling="weights", loss=asked.loss)
+    assert found["weights"]["first_order"] == pytest.approx(expected["value"], rel=1e-5)
+    for scaling in ("none", "weights", "all", "layer"):
+        assert found[scaling]["ascent"] > 0
+
+
+def test_the_tangent_kernel_of_the_first_weights(model, digits):
+    asked = settings("ntk_initial", blocks=1, block=12)
+    with pytest.raises(MeasureError, match="only a run"):
+        MEASURES["ntk_initial"].function(model, digits, asked)
+    asked.fresh = lambda: model
+    first = MEASURES["ntk_initial"].function(model, digits, asked)
+    again = measured("ntk", model, digits, blocks=1, block=12)
+    assert first["kappa"] == pytest.approx(again["kappa"])
+    with pytest.raises(ConfigError, match="weights cannot be 'last'"):
+        measured("ntk", model, digits, weights="last")
+
+
+def test_norms_and_missing_rate(model, digits):
+    found = measured("norms", model, digits)
+    whole = sum(float(p.detach().square().sum()) for p in model.parameters()) ** 0.5
+    assert found["weights"]["whole"] == pytest.approx(whole, rel=1e-5)
+    assert found["gradients"]["whole"] > 0
+    assert all(0 <= block["active"] <= 1 for block in found["activations"].values())
+    assert 0 <= measured("missing_rate", model, digits)["rate"] <= 1
+
+
+def test_a_landscape_on_eigenvectors(model, digits):
+    one, two = DIRECTIONS["eigenvectors"](model, digits, settings("landscape", directions="eigenvectors"), 2)
+    lengths = [
+        sum(float((a * b).sum()) for a, b in zip(x, y, strict=True)) for x, y in ((one, one), (two, two), (one, two))
+    ]
+    weights = sum(float(p.detach().square().sum()) for p in model.parameters())
+    assert lengths[0] == pytest.approx(weights, rel=1e-3)
+    assert abs(lengths[2]) < 1e-2 * weights
+    found = measured("landscape", model, digits, directions="eigenvectors", points=3)
+    assert torch.tensor(found["loss"]).shape == (3, 3)
+
+
+def test_a_part_that_is_not_there(model, digits):
+    with pytest.raises(MeasureError, match="no part 'block9'") as error:
+        measured("lambda_max", model, digits, parts="block9")
+    assert "block1" in str(error.value)
