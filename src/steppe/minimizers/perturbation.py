@@ -33,11 +33,11 @@ class Perturbation:
     def __init__(self) -> None:
         """Start without buffers."""
         self.flat: dict[Block, _Flat] = {}
-        self.scratch: dict[torch.dtype, Tensor] = {}
+        self.scratch: dict[Block, list[Tensor]] = {}
 
     def make_snapshot(self, blocks: list[Block], parameters: Vector) -> Vector:
         """Room for a copy of every parameter that is perturbed."""
-        self.flat = {}
+        self.flat, self.scratch = {}, {}
         snapshot: list[Tensor | None] = [None] * len(parameters)
         for block in blocks:
             (tensors,) = pick(block, parameters) if block.perturbed else ([],)
@@ -70,33 +70,37 @@ class Perturbation:
         chosen = [block for block in blocks if block.perturbed]
         if out is not parameters:
             copy_(chosen, out, parameters)
-        moves: list[_Move | _FlatMove | _PieceMove] = []
+        moves: list[_Move | _FlatMove] = []
         for block in chosen:
             targets, steps = pick(block, out, direction)
             rule = scaling if block.scaled else "none"
             complete = len(targets) == len(block.members)
             if block in self.flat and out is parameters and complete and rule != "layer":
                 moves.append(_FlatMove(block, groups[block.group], self.flat[block], targets, steps, rule))
-            elif targets and rule != "layer" and _in_pieces(block, targets, steps):
-                if block.dtype not in self.scratch:
-                    self.scratch[block.dtype] = torch.empty(PIECE, dtype=block.dtype)
-                scratch = self.scratch[block.dtype]
-                moves.append(_PieceMove(block, groups[block.group], targets, steps, rule, scratch))
             elif targets:
-                moves.append(_Move(block, groups[block.group], targets, steps, rule, consume))
+                scratch = self._scratch(block, targets)
+                moves.append(_Move(block, groups[block.group], targets, steps, rule, consume, scratch))
         total = add_over_blocks((move.block, move.squared) for move in moves)
         if total is None:
             return
         inverse = length * guarded_reciprocal(total.sqrt())
         for move in moves:
             factor = inverse * groups[move.block.group]["rho"]
-            if move.block.dtype == torch.float16 and not isinstance(
-                move, _PieceMove
-            ):  # the factor may lie outside of its range: two roots do not
+            if move.block.dtype == torch.float16:  # the factor may lie outside of its range: two roots do not
                 root = factor.abs().sqrt()
                 move.stretch(as_scalar(torch.copysign(root, factor), move.block))
                 factor = root
             move.finish(as_scalar(factor, move.block))
+
+    def _scratch(self, block: Block, targets: list[Tensor]) -> list[Tensor] | None:
+        """Tensors to make T in, on the CPU alone: there a fresh large tensor costs more than the work on it."""
+        if not block.scaled or block.device.type != "cpu":
+            return None
+        if len(targets) < len(block.members):  # some took no part, and others may the next time
+            return None
+        if block not in self.scratch:
+            self.scratch[block] = [torch.empty_like(target) for target in targets]
+        return self.scratch[block]
 
 
 class _Flat:
@@ -137,58 +141,6 @@ class _FlatMove:
         torch._foreach_copy_(self.targets, flat.direction_parts)
 
 
-PIECE = 2**19
-"""Elements of a piece: small enough to stay in the last cache, large enough for a call to cost nothing."""
-
-
-def _in_pieces(block: Block, targets: list[Tensor], steps: list[Tensor]) -> bool:
-    """Whether a block is on the CPU, in full precision, and its tensors can be seen as flat ones."""
-    full = block.device.type == "cpu" and block.dtype in (torch.float32, torch.float64)
-    return full and all(t.is_contiguous() and s.is_contiguous() for t, s in zip(targets, steps, strict=True))
-
-
-class _PieceMove:
-    """As `_Move`, for large tensors on the CPU: everything is done to one piece before the next is touched.
-
-    There an elementwise operation takes as long as reading and writing memory does, and a piece is read once for all of
-    them. The scaled direction is not kept but computed again, which spares a buffer of the size of the parameters.
-    """
-
-    def __init__(
-        self,
-        block: Block,
-        group: dict[str, Any],
-        targets: list[Tensor],
-        steps: list[Tensor],
-        scaling: str,
-        scratch: Tensor,
-    ) -> None:
-        self.block, self.scaled, self.eta, self.scratch = block, scaling != "none", group["eta"], scratch
-        self.pieces = [
-            pair
-            for target, step in zip(targets, steps, strict=True)
-            for pair in zip(target.view(-1).split(PIECE), step.view(-1).split(PIECE), strict=True)
-        ]
-        parts = []
-        for weights, direction in self.pieces:
-            scaled = self._scales(weights).mul_(direction) if self.scaled else direction
-            parts.append(torch.dot(scaled, scaled))
-        self.squared = torch.stack(parts).double().sum()
-
-    def _scales(self, weights: Tensor) -> Tensor:
-        return torch.abs(weights, out=self.scratch[: len(weights)]).add_(self.eta)
-
-    def finish(self, factor: float | Tensor) -> None:
-        """Add factor · T (T d) to the targets."""
-        number = float(factor)
-        for weights, direction in self.pieces:
-            if self.scaled:
-                scales = self._scales(weights)
-                weights.addcmul_(scales.mul_(scales), direction, value=number)
-            else:
-                weights.add_(direction, alpha=number)
-
-
 class _Move:
     """One block's part of a perturbation: T d and its norm first, the move itself once all norms are known."""
 
@@ -200,9 +152,10 @@ class _Move:
         steps: list[Tensor],
         scaling: str,
         consume: bool,
+        scratch: list[Tensor] | None,
     ) -> None:
         self.block, self.targets, self.consume = block, targets, consume
-        scales = scales_of(block, group, targets, scaling) if scaling != "none" else None
+        scales = scales_of(block, group, targets, scaling, scratch) if scaling != "none" else None
         if scales is not None and consume:
             torch._foreach_mul_(steps, scales)
         elif scales is not None:
@@ -226,17 +179,25 @@ class _Move:
             torch._foreach_add_(self.targets, torch._foreach_mul(self.steps, factor))
 
 
-def scales_of(block: Block, group: dict[str, Any], weights: list[Tensor], scaling: str) -> list[Tensor]:
+def scales_of(
+    block: Block, group: dict[str, Any], weights: list[Tensor], scaling: str, scratch: list[Tensor] | None = None
+) -> list[Tensor]:
     """T for each of the block's tensors, of full shape (`layer`: expanded to it)."""
     eta = as_scalar(group["eta"], block)
     if scaling != "layer":
-        scales = list(torch._foreach_abs(weights))
-        # a single tensor here is read on the host (torch 2.11), a list of them is not
-        torch._foreach_add_(scales, [eta] * len(scales) if isinstance(eta, Tensor) else eta)
-        return scales
+        if scratch is None:
+            scratch = list(torch._foreach_abs(weights))
+        else:
+            torch._foreach_copy_(scratch, weights)
+            torch._foreach_abs_(scratch)
+        if isinstance(eta, Tensor):  # a single tensor here is read on the host (torch 2.11), a list of them is not
+            torch._foreach_add_(scratch, [eta] * len(scratch))
+        else:
+            torch._foreach_add_(scratch, eta)
+        return scratch
     squares = add_over_blocks([(block, norms(weights).square())])
     assert squares is not None
     lengths = (squares.sqrt().to(block.dtype) + eta).unbind()
-    layers = torch._foreach_mul(weights, 0.0)
-    torch._foreach_add_(layers, list(lengths))
-    return list(layers)
+    scales = torch._foreach_mul(weights, 0.0)
+    torch._foreach_add_(scales, list(lengths))
+    return list(scales)
