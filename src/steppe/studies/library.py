@@ -20,7 +20,7 @@ def list_studies() -> dict[str, Path]:
 
 
 def find_study(name_or_file: str) -> tuple[StudyConfig, Path]:
-    """Read a study by its name, its file, or the folder of its file."""
+    """Read a study by its name, its file, or the folder of its file, with all of its scales."""
     path = Path(name_or_file)
     if path.is_dir() and (path / "study.toml").is_file():
         path = path / "study.toml"
