@@ -20,10 +20,12 @@ def print_comparison(comparison: StudyComparison, console: Console) -> None:
     finished = f"{comparison.finished} of {comparison.runs} runs are finished"
     console.print(f"study {comparison.study}{at}: {finished}", markup=False, soft_wrap=True)
     compared = [cell for cell in comparison.cells if cell.published.measure]
-    if compared:
-        table = Table("where", "row", "column", "published", "measured", "difference", box=None, header_style="bold")
+    for place in dict.fromkeys((cell.published.seed, cell.published.table) for cell in compared):
+        table = Table("row", "column", "published", "measured", "difference", box=None, header_style="bold")
+        table.title, table.title_justify = Text(f"seed {', '.join(filter(None, place))}"), "left"
         for cell in compared:
-            table.add_row(*(Text(word) for word in _cell(cell)))
+            if (cell.published.seed, cell.published.table) == place:
+                table.add_row(*(Text(word) for word in _cell(cell)))
         console.print(table)
     for cell in comparison.cells:
         if not cell.published.measure:
@@ -43,7 +45,7 @@ def print_comparison(comparison: StudyComparison, console: Console) -> None:
 
 def _cell(cell: Cell) -> tuple[str, ...]:
     p = cell.published
-    place = (f"{p.seed}, {p.table}" if p.table else p.seed, p.row, p.column)
+    place = (p.row, p.column)
     if cell.measured is None:
         return (*place, _shown(p.value, p.unit), f"– {cell.missing}", "")
     seeds = f" ({cell.seeds} of {cell.of_seeds} seeds)" if cell.seeds < cell.of_seeds else ""

@@ -248,6 +248,7 @@ def _cells(study: StudyConfig) -> list[tuple[str | None, dict[str, str], dict[st
     for name, change in study.runs.items():
         values = merge(study.base, change)
         out.append((name, values.pop("labels", {"run": name}), values))
+    out.sort(key=lambda cell: _weights(cell[2]).startswith(OF_THE_STUDY))  # stable: the rest stays in its order
     if study.runs and not study.axes:
         return out
     for combination in itertools.product(*(variants.items() for variants in study.axes.values())):
@@ -262,16 +263,21 @@ def _with_weights(
     values: dict[str, Any], seed: int, single: Mapping[str, list[PlannedRun]], cell: str
 ) -> dict[str, Any]:
     """Turn `run:NAME` into the id of that run: of the same seed where it has one, else of its first."""
-    model = values.get("model")
-    weights = model.get("weights") if isinstance(model, Mapping) else None
-    if not isinstance(weights, str) or not weights.startswith(OF_THE_STUDY):
+    weights = _weights(values)
+    if not weights.startswith(OF_THE_STUDY):
         return values
-    assert isinstance(model, Mapping)
     name = weights.removeprefix(OF_THE_STUDY)
     if name not in single:
         raise unknown_name("run of this study", name, single, where=f"{cell}, model.weights")
     start = next((run for run in single[name] if run.config.seed == seed), single[name][0])
-    return {**values, "model": {**model, "weights": OF_THE_STUDY + start.config.run_id}}
+    return {**values, "model": {**values["model"], "weights": OF_THE_STUDY + start.config.run_id}}
+
+
+def _weights(values: Mapping[str, Any]) -> str:
+    """Where a run begins, or nothing; anything odd is left for pydantic to refuse."""
+    model = values.get("model")
+    weights = model.get("weights") if isinstance(model, Mapping) else None
+    return weights if isinstance(weights, str) else ""
 
 
 def _lay_over(old: Variants, new: Mapping[str, dict[str, Any] | Dropped], where: str, kind: str) -> Variants:
