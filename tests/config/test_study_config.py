@@ -82,10 +82,10 @@ def test_a_run_of_the_study_is_begun_from_by_its_id(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("default_scale = \"small\"\n", ""), "default_scale must name one of the scales"),
+        (('default_scale = "small"\n', ""), "default_scale must name one of the scales"),
         (("axes.model.ResNet = false", "axes.model.ResNeet = false"), "unknown variant to leave out 'ResNeet'"),
         (("runs.begin = {", "runs.begun = false\nruns.begin = {"), "unknown run to leave out 'begun'"),
-        (("weights = \"run:begin\"", "weights = \"run:begun\""), "unknown run of this study 'begun'"),
+        (('weights = "run:begin"', 'weights = "run:begun"'), "unknown run of this study 'begun'"),
         (("measure = { noise_draws = 3 }", "measure = { noise_drows = 3 }"), "unknown key 'noise_drows'"),
         (("seeds = [7]", "sheds = [7]"), "sheds"),
     ],
@@ -117,7 +117,9 @@ def test_claims_are_read():
     assert claim.measures == [a, b]
     assert parse_claim("a[x=1] / (a[x=2] + 1) = 1 within .2").margin == 0.2
     assert parse_claim("a[] < 1").measures == [Measure("a", ())]
-    assert parse_claim("a[m='ViT (2L)'] − 1 < 0").left == Operation("-", Measure("a", (("m", "ViT (2L)"),)), Number(1.0))
+    assert parse_claim("a[m='ViT (2L)'] − 1 < 0").left == Operation(
+        "-", Measure("a", (("m", "ViT (2L)"),)), Number(1.0)
+    )
 
 
 @pytest.mark.parametrize(

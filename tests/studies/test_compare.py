@@ -62,7 +62,9 @@ def make_runs(path, out, unfinished=()):
         run.append_metrics({"epoch": 1, "train_loss": 2.0})
         run.append_metrics({"epoch": 2, "train_loss": 1.0 + seed})
         accuracy = {"accuracy": ACCURACY[how][seed], "loss": 0.3}
-        run.write("summary.json", {"status": "finished", "test": accuracy, "train": accuracy, "time_s": 60, "epochs": 2})
+        run.write(
+            "summary.json", {"status": "finished", "test": accuracy, "train": accuracy, "time_s": 60, "epochs": 2}
+        )
         run.write("geometry.json", {"curvature": {"lambda_max": 10.0 - 3 * (how == "sam") + 0.1 * seed}})
     return study, planned
 

@@ -15,7 +15,6 @@ from steppe.runs import Run, locked, read_json
 from steppe.studies import run_study
 
 
-
 def make_study(**changes) -> StudyConfig:
     values = {
         "name": "s",

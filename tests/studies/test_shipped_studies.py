@@ -58,7 +58,9 @@ def test_every_model_of_a_study_can_be_built(name):
         for model in {p.config.model.name for p in plan(at_scale(study, scale))}:
             import timm
 
-            assert short_name(model) or timm.is_model(model.removeprefix("timm:")) or model.endswith(("_tiny", "_tiny_p2"))
+            assert (
+                short_name(model) or timm.is_model(model.removeprefix("timm:")) or model.endswith(("_tiny", "_tiny_p2"))
+            )
 
 
 @pytest.mark.slow

@@ -30,8 +30,8 @@ def print_comparison(comparison: StudyComparison, console: Console) -> None:
     for cell in comparison.cells:
         if not cell.published.measure:
             p = cell.published
-            place = ", ".join(filter(None, (p.seed, p.table, p.row, p.column)))
-            line = f"not compared: {place}: {_shown(p.value, p.unit)} ({p.note})"
+            at = ", ".join(filter(None, (p.seed, p.table, p.row, p.column)))
+            line = f"not compared: {at}: {_shown(p.value, p.unit)} ({p.note})"
             console.print(line, markup=False, soft_wrap=True)
     for claim in comparison.claims:
         _print_claim(claim, console)

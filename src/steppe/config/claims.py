@@ -4,7 +4,7 @@
     time_s[training=SAM] / time_s[training=Adam] < 2.2
     test_accuracy[batch=split] = test_accuracy[batch=whole] within 0.005
 
-A side is made of numbers and measures with + − * / and parentheses. A measure is a name, perhaps dotted, with the labels
+A side is made of numbers and measures with + − * / and parentheses. A measure is a name, perhaps dotted, with labels
 of a cell in brackets; a label with a comma, a bracket or a quote in it stands in 'quotes', and `axis=*` averages over
 every cell that fits. The language is read by the few lines below: nothing is ever executed.
 """
@@ -224,7 +224,9 @@ class _Reader:
             label = _LABEL.match(self.text, self.at)
             assert label is not None
             name = axis["quoted"] if axis["quoted"] is not None else axis["bare"]
-            value = next((label[k] for k in ("single", "double") if label[k] is not None), (label["bare"] or "").strip())
+            value = next(
+                (label[k] for k in ("single", "double") if label[k] is not None), (label["bare"] or "").strip()
+            )
             if not value:
                 raise self.error(f"the axis {name!r} has no label")
             if name in out:

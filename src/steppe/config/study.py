@@ -104,7 +104,7 @@ class StudyConfig(Section):
         for name, change in runs.items():
             labels = change.get("labels", {})
             if not (isinstance(labels, dict) and all(isinstance(v, str) for v in labels.values())):
-                raise ValueError(f"labels of {name!r} must be a table of axis = \"label\"")
+                raise ValueError(f'labels of {name!r} must be a table of axis = "label"')
         return runs
 
     @model_validator(mode="after")
@@ -238,7 +238,7 @@ def check_measure(measure: Measure, cells: Mapping[str | None, Sequence[Labels]]
 
 def study_cells(study: StudyConfig, *, where: str = "study") -> dict[str | None, list[dict[str, str]]]:
     """The labels of every cell, at every scale."""
-    scales = list(study.scale) or [study.default_scale]
+    scales: list[str | None] = [*study.scale] or [study.default_scale]
     return {scale: [labels for _, labels, _ in _cells(at_scale(study, scale, where=where))] for scale in scales}
 
 

@@ -76,9 +76,7 @@ def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.devic
         torch.manual_seed(0)
         # weights do not change the time, and those of a run of the same study are not there yet
         size, channels = dataset.image_size, dataset.channels
-        model = models.build(
-            config.model, image_size=size, channels=channels, classes=len(dataset.classes), load=False
-        )
+        model = models.build(config.model, image_size=size, channels=channels, classes=len(dataset.classes), load=False)
         model.to(device).train()
     flops = cost.count_flops(model, (dataset.channels, dataset.image_size, dataset.image_size))
     shape = (batch, dataset.channels, dataset.image_size, dataset.image_size)

@@ -1,8 +1,9 @@
 """Run a study on this machine: one worker process a slot, one run at a time in each.
 
 A finished run is not run again. A failed one is told with its reason and does not stop the others. A worker that dies
-(out of memory, killed) is started again and its run tried once more, from its last checkpoint. Several such processes may
-work in one folder, on one machine or on several that share it: each takes runs that no other has (`steppe.studies.sharing`).
+(out of memory, killed) is started again and its run tried once more, from its last checkpoint. Several such processes
+may work in one folder, on one machine or on several that share it: each takes runs that no other has, see
+`steppe.studies.sharing`.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def run_study(
 
 
 def _open_folder(study: StudyConfig, planned: list[PlannedRun], out: Path, threads: int) -> int:
-    """Write what the study is, and give the threads of a run: as it was settled when the folder was made, else as here."""
+    """Write what the study is, and give the threads of a run: as settled when the folder was made, else as here."""
     with locked(out, "study", wait_s=60):
         threads = known_threads(out) or threads
         write_json(out / "study.json", {**describe(study, planned), "threads": threads})

@@ -1,8 +1,8 @@
 """Which run of a study is next, among several processes that may work in the same folder.
 
 A run is taken by a lock of its own, `locks/<run id>`, which its process holds from the first step to the last measure;
-it goes with the process. What is taken elsewhere is left for later: once it is free it is either complete, failed there,
-or was given up there and is taken here. A run that begins from another's weights waits for that one.
+it goes with the process. What is taken elsewhere is left for later: once it is free it is either complete, or failed
+there, or was given up there and is taken here. A run that begins from another's weights waits for that one.
 """
 
 from __future__ import annotations
