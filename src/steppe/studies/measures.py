@@ -46,7 +46,7 @@ _DERIVED: dict[str, tuple[str, str]] = {
 FILES = ("summary", "cost", "geometry", "robustness", "calibration", "shift", "data", "env", "metrics", "config")
 """What a dotted path may begin with; others are files that a later measure adds."""
 
-_SAME_FOR_EVERY_SEED = ("parameters", "trained_parameters", "flops_per_image", "config.", "cost.", "data.")
+_COUNTED = ("parameters", "trained_parameters", "flops_per_image")
 
 
 def measure_names() -> list[str]:
@@ -56,7 +56,7 @@ def measure_names() -> list[str]:
 
 def is_exact(name: str) -> bool:
     """Whether a measure is no matter of chance: it follows from the configuration, so one seed is enough."""
-    return name.startswith(_SAME_FOR_EVERY_SEED)
+    return name.removeprefix("cost.") in _COUNTED or name.startswith(("config.", "data."))
 
 
 def check_name(name: str) -> str | None:
