@@ -54,6 +54,10 @@ class RunError(SteppeError):
     """A run folder is in use, belongs to another configuration, or cannot be read or written."""
 
 
+class Busy(RunError):  # noqa: N818 - a state of the folder
+    """Another process is writing there: wait for it, or do something else meanwhile."""
+
+
 class TrainingError(SteppeError):
     """Training itself could not go on: the loss is no longer finite, or memory ran out."""
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from steppe.config import StudyConfig, plan
-from steppe.errors import Interrupted, RunError
-from steppe.runs import Run, locked
+from steppe.errors import Interrupted
+from steppe.runs import Run
 from steppe.studies import estimate_runs, execute, find_study, list_studies, run_study
 
 
@@ -136,12 +136,6 @@ def test_ctrl_c_stops_every_worker_and_the_study_goes_on(tmp_path):
     for p in planned:
         paths = [folder / p.config.run_id / "weights.safetensors" for folder in (tmp_path, tmp_path.with_name("whole"))]
         assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-def test_two_processes_do_not_share_a_study(tmp_path):
-    study = make_study()
-    with locked(tmp_path, "study"), pytest.raises(RunError, match="another process is working on this study"):
-        run_study(study, plan(study), tmp_path)
 
 
 def test_other_measure_settings_are_measured_again(tmp_path):

@@ -1,4 +1,4 @@
-"""`steppe study`: list, show and run studies."""
+"""`steppe study`: list, show, run and compare studies."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from steppe.cli.place import (
     gibibytes,
 )
 from steppe.cli.show import StudyProgress, console, progress_bar
-from steppe.config import PlannedRun, StudyConfig, plan
+from steppe.config import PlannedRun, StudyConfig, at_scale, plan
 from steppe.errors import RunError
 from steppe.runs import Run, read_json
 
-app = typer.Typer(no_args_is_help=True, help="Runs that answer one question: list, show, run.")
+app = typer.Typer(no_args_is_help=True, help="Runs that answer one question: list, show, run, compare.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="a study from `steppe study list`, or a TOML file")]
+Scale = Annotated[
+    str | None,
+    typer.Option(help="smoke, small, paper: `steppe study show` says which it has  \\[default: the study's own]"),
+]
 
 
 @app.command("list")
@@ -35,31 +39,39 @@ def list_() -> None:
     """List the studies that come with steppe."""
     from steppe.studies import find_study, list_studies
 
-    table = Table("study", "question", "runs", box=None, header_style="bold")
+    table = Table("study", "question", "runs", "scales", box=None, header_style="bold")
     for name in list_studies():
         study, path = find_study(name)
-        table.add_row(name, Text(study.question), str(len(plan(study, where=str(path)))))
+        scales = ", ".join(f"{s} (default)" if s == study.default_scale else s for s in study.scale)
+        table.add_row(name, Text(study.question), str(len(plan(study, where=str(path)))), scales or "–")
     console.print(table)
 
 
 @app.command()
-def show(name: Name) -> None:
-    """Show a study: its question, its axes, and every run it is made of."""
+def show(name: Name, scale: Scale = None) -> None:
+    """Show a study: its question, its scales, every run it is made of, and what it claims."""
     from steppe.studies import find_study
 
-    study, path = find_study(name)
+    whole, path = find_study(name)
+    study = at_scale(whole, scale, where=str(path))
     planned = plan(study, where=str(path))
     console.print(study.title or study.name, markup=False, style="bold")
     console.print(study.question, markup=False)
     console.print(f"file: {path}", markup=False, soft_wrap=True)
+    for scale_name, change in whole.scale.items():
+        here = " (shown below)" if scale_name == study.default_scale else ""
+        console.print(f"scale {scale_name}{here}: {change.about}", markup=False, soft_wrap=True)
     console.print(_plan_table(planned))
+    for claim in study.claims:
+        console.print(f"claim: {claim.text} · {claim.holds}", markup=False, soft_wrap=True)
 
 
 @app.command()
 def run(
     name: Name,
+    scale: Scale = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="the study's folder  \\[default: runs/<study>]")
+        Path | None, typer.Option("--out", "-o", help="the study's folder  \\[default: runs/<study>-<scale>]")
     ] = None,
     data_root: Annotated[
         str | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
@@ -76,21 +88,29 @@ def run(
     resident: ResidentOption = None,
     track: TrackOption = None,
 ) -> None:
-    """Run a study: what is finished is kept, what failed is told; then print the table and write the report."""
+    """Run a study: what is finished is kept, what failed is told; then print the table and write the report.
+
+    A second process on the same folder takes other runs.
+    """
     from steppe.data import Keeping
     from steppe.report import print_table, summarise, write_report
-    from steppe.studies import default_workers, find_study, run_study
+    from steppe.studies import default_workers, find_study, known_threads, run_study, threads_for
     from steppe.train import pick_device
 
     study, path = find_study(name)
+    study = at_scale(study, scale, where=str(path))
     planned = plan(study, where=str(path))
-    folder = out or Path("runs") / study.name
+    folder = out or Path("runs") / study.folder_name
     pick_device(device)
     if dry_run:
         _print_estimate(study, planned, folder, data_root, device, workers or default_workers(device))
         return
     _check_folder(study, folder)
-    console.print(f"study {study.name}: {len(planned)} runs in {folder}", markup=False, soft_wrap=True)
+    at = f" at scale {study.default_scale}" if study.default_scale else ""
+    console.print(f"study {study.name}{at}: {len(planned)} runs in {folder}", markup=False, soft_wrap=True)
+    settled = known_threads(folder)
+    if settled and settled != threads_for(workers or default_workers(device)):
+        console.print(f"each run computes with {settled} thread(s), as this folder was begun", soft_wrap=True)
     with progress_bar() as bar:
         failed = run_study(
             study,
@@ -117,6 +137,29 @@ def run(
         raise RunError(f"{count}\n{reasons}", where=str(folder))
 
 
+@app.command()
+def compare(
+    name: Name,
+    folder: Annotated[
+        Path | None, typer.Argument(help="the study's folder  \\[default: runs/<study>-<scale>]", show_default=False)
+    ] = None,
+    scale: Scale = None,
+) -> None:
+    """Set the runs of a study beside the published figures, cell by cell, and judge its claims."""
+    from steppe.cli.compare import print_comparison
+    from steppe.studies import compare_study, find_study, read_published, write_comparison
+
+    whole, path = find_study(name)
+    if folder and not scale and (about := read_study(folder)) and about.get("name") == whole.name:
+        scale = about.get("scale")
+    study = at_scale(whole, scale, where=str(path))
+    folder = folder or Path("runs") / study.folder_name
+    found = compare_study(study, plan(study, where=str(path)), folder, read_published(whole, path))
+    print_comparison(found, console)
+    for file in write_comparison(found, folder):
+        console.print(f"written: {file}", markup=False, soft_wrap=True)
+
+
 def read_study(folder: Path) -> dict[str, Any] | None:
     """What a study's folder says of itself; None where it is no study's."""
     if not (folder / "study.json").is_file():
@@ -131,21 +174,24 @@ def _check_folder(study: StudyConfig, folder: Path) -> None:
     """A study has a folder of its own: nothing that is there already is written over."""
     mend = "choose another folder with --out"
     about = read_study(folder)
-    if about is not None and about.get("name") != study.name:
-        raise RunError(f"this folder belongs to the study {about.get('name')!r}", where=str(folder), mend=mend)
-    if about is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if about is not None and (about.get("name"), about.get("scale")) != (study.name, study.default_scale):
+        of_scale = f" at scale {about['scale']}" if about.get("scale") else ""
+        what = f"this folder belongs to the study {about.get('name')!r}{of_scale}"
+        raise RunError(what, where=str(folder), mend=mend)
+    ours = (".lock", "locks")  # a process that has just begun the same study
+    if about is None and folder.exists() and (not folder.is_dir() or any(p.name not in ours for p in folder.iterdir())):
         raise RunError("this is not empty, and no study's folder", where=str(folder), mend=mend)
 
 
 def _plan_table(planned: list[PlannedRun]) -> Table:
-    axes = list(planned[0].labels) if planned else []
+    axes = list(dict.fromkeys(axis for run_ in planned for axis in run_.labels))
     table = Table(*(escape(axis) for axis in axes), "seeds", "run", box=None, header_style="bold")
     cells: dict[str, list[PlannedRun]] = {}
     for run_ in planned:
         cells.setdefault(run_.config.without_seed().hash, []).append(run_)
     for runs in cells.values():
         seeds = ", ".join(str(r.config.seed) for r in runs)
-        table.add_row(*(Text(runs[0].labels[a]) for a in axes), seeds, runs[0].config.run_id)
+        table.add_row(*(Text(runs[0].labels.get(a, "–")) for a in axes), seeds, runs[0].config.run_id)
     return table
 
 

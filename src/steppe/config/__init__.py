@@ -15,15 +15,29 @@ from steppe.config.run import (
     derive_seed,
 )
 from steppe.config.section import Section
-from steppe.config.study import MeasureConfig, PlannedRun, StudyConfig, load_study_config, plan
+from steppe.config.study import (
+    OF_THE_STUDY,
+    ClaimConfig,
+    MeasureConfig,
+    PlannedRun,
+    ScaleConfig,
+    StudyConfig,
+    at_scale,
+    check_measure,
+    load_study_config,
+    plan,
+    study_cells,
+)
 from steppe.config.toml import dump_toml, leaves, load_run_config, merge, parse, read_toml
 
 __all__ = [
     "MINIMIZER_DEFAULTS",
     "OBJECTIVE_DEFAULTS",
+    "OF_THE_STUDY",
     "OPTIMIZER_DEFAULTS",
     "AugmentConfig",
     "BudgetConfig",
+    "ClaimConfig",
     "DataConfig",
     "MeasureConfig",
     "MinimizerConfig",
@@ -32,9 +46,12 @@ __all__ = [
     "OptimizerConfig",
     "PlannedRun",
     "RunConfig",
+    "ScaleConfig",
     "ScheduleConfig",
     "Section",
     "StudyConfig",
+    "at_scale",
+    "check_measure",
     "derive_seed",
     "dump_toml",
     "leaves",
@@ -44,4 +61,5 @@ __all__ = [
     "parse",
     "plan",
     "read_toml",
+    "study_cells",
 ]

@@ -70,7 +70,9 @@ class ModelConfig(Section):
         None, description="scratch, finetune (all of it), frozen (the head alone), last_n_blocks; default: scratch"
     )
     weights: str | None = Field(
-        None, min_length=1, description="where finetuning begins: a weights file, a run folder, timm:NAME, hf-hub:NAME"
+        None,
+        min_length=1,
+        description="where finetuning begins: a weights file, a run folder, run:ID, timm:NAME, hf-hub:NAME",
     )
     last_blocks: int | None = Field(None, gt=0, description="last_n_blocks: how many blocks are trained with the head")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate before the head")

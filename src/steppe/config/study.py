@@ -1,19 +1,26 @@
-"""The configuration of a study: a base run, axes of named variants, seeds."""
+"""The configuration of a study: a base run, axes of named variants, runs beside them, seeds, scales and claims."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
+from steppe.config.claims import Labels, Measure, parse_claim, pick_cells, show_labels
 from steppe.config.run import RunConfig
 from steppe.config.section import Section
 from steppe.config.toml import merge, parse, read_toml
-from steppe.errors import ConfigError
+from steppe.errors import ConfigError, nearest, unknown_name
+
+OF_THE_STUDY = "run:"
+"""`model.weights = "run:NAME"` begins from the weights that the study's own `[runs.NAME]` leaves."""
+
+Dropped = Literal[False]
+Variants = dict[str, dict[str, Any]]
 
 
 class MeasureConfig(Section):
@@ -22,13 +29,60 @@ class MeasureConfig(Section):
     noise_sigma: float = Field(0.01, gt=0, description="standard deviation of the weight noise of the flatness figure")
     noise_draws: int = Field(20, gt=1, description="how many noises the flatness figure averages over")
     noise_examples: int = Field(1000, gt=0, description="how many training images it is measured on, at the most")
+    test_variances: list[float] = Field([], description="2-D toys: also test at these variances of the noise")
+    test_examples: int = Field(10_000, gt=0, description="2-D toys: on so many fresh points at each")
+
+    @field_validator("test_variances")
+    @classmethod
+    def _not_negative(cls, values: list[float]) -> list[float]:
+        if any(v < 0 for v in values):
+            raise ValueError("a variance is not negative")
+        return values
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """The settings of the flatness figure alone."""
+        return self.model_dump(mode="json", include={"noise_sigma", "noise_draws", "noise_examples"})
+
+    @property
+    def shift(self) -> dict[str, Any]:
+        """The settings of the tests at other variances."""
+        return self.model_dump(mode="json", include={"test_variances", "test_examples"})
+
+
+class ClaimConfig(Section):
+    """Something the study checks."""
+
+    text: str = Field(min_length=1, description="the claim in words")
+    holds: str = Field(min_length=1, description="the claim as a comparison of measures; see steppe.config.claims")
+    seed: str = Field("", description="where it was published")
+
+    @field_validator("holds")
+    @classmethod
+    def _can_be_read(cls, text: str) -> str:
+        parse_claim(text)
+        return text
+
+
+class ScaleConfig(Section):
+    """What a study changes to be run with other means: laid over its base, axes, runs and measures."""
+
+    about: str = Field("", description="what is smaller here, and how long it takes")
+    seeds: list[int] | None = Field(None, min_length=1, description="instead of the study's")
+    base: dict[str, Any] = Field(default_factory=dict, description="changes of the base run")
+    axes: dict[str, dict[str, dict[str, Any] | Dropped] | Dropped] = Field(
+        default_factory=dict, description="changes of variants, new ones, or false for those left out"
+    )
+    runs: dict[str, dict[str, Any] | Dropped] = Field(default_factory=dict, description="likewise for single runs")
+    measure: dict[str, Any] = Field(default_factory=dict, description="changes of what is measured")
 
 
 class StudyConfig(Section):
     """Runs that answer one question.
 
     `axes` maps an axis to its variants, and a variant to what it changes in the base run; the study is the product
-    of the axes. A variant may also set `seeds` for its own runs.
+    of the axes. `runs` are single runs beside the product; they come first. Their labels are `labels`, or the one label
+    `run`. A variant or a single run may also set `seeds` for its own runs.
     """
 
     name: str = Field(
@@ -38,8 +92,34 @@ class StudyConfig(Section):
     question: str = Field("", description="what the study asks")
     seeds: list[int] = Field([0], min_length=1, description="seeds of every cell")
     base: dict[str, Any] = Field(default_factory=dict, description="a run's configuration")
-    axes: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict, description="axis -> variant -> changes")
+    axes: dict[str, Variants] = Field(default_factory=dict, description="axis -> variant -> changes")
+    runs: Variants = Field(default_factory=dict, description="single runs beside the product: name -> changes")
     measure: MeasureConfig = MeasureConfig()
+    scale: dict[str, ScaleConfig] = Field(default_factory=dict, description="smoke, small, paper: name -> changes")
+    default_scale: str | None = Field(None, description="the scale it is run at unless another is asked for")
+    claims: list[ClaimConfig] = Field([], description="what is checked")
+
+    @field_validator("runs")
+    @classmethod
+    def _labels_are_text(cls, runs: Variants) -> Variants:
+        for name, change in runs.items():
+            labels = change.get("labels", {})
+            if not (isinstance(labels, dict) and all(isinstance(v, str) for v in labels.values())):
+                raise ValueError(f'labels of {name!r} must be a table of axis = "label"')
+        return runs
+
+    @model_validator(mode="after")
+    def _has_a_scale(self) -> Self:
+        if self.scale and self.default_scale not in self.scale:
+            raise ValueError(f"default_scale must name one of the scales: {', '.join(self.scale)}")
+        if not self.scale and self.default_scale is not None:
+            raise ValueError("default_scale is given, but there are no scales")
+        return self
+
+    @property
+    def folder_name(self) -> str:
+        """What the folder of its runs is called: each scale has its own."""
+        return "-".join(filter(None, (self.name, self.default_scale)))
 
 
 @dataclass(frozen=True)
@@ -49,31 +129,185 @@ class PlannedRun:
     config: RunConfig
     labels: dict[str, str]
 
+    @property
+    def needs(self) -> str | None:
+        """The run whose weights it begins from, by id, if that is a run too."""
+        weights = self.config.model.weights or ""
+        return weights.removeprefix(OF_THE_STUDY) if weights.startswith(OF_THE_STUDY) else None
+
 
 def load_study_config(path: str | Path) -> StudyConfig:
-    """Read a study from TOML."""
-    return parse(StudyConfig, read_toml(path), where=str(path))
+    """Read a study from TOML, and check its claims against its cells at every scale."""
+    study = parse(StudyConfig, read_toml(path), where=str(path))
+    check_claims(study, where=str(path))
+    return study
+
+
+def at_scale(study: StudyConfig, name: str | None = None, *, where: str = "study") -> StudyConfig:
+    """The study as it is at a scale: its default one unless another is named. One without scales stays as it is.
+
+    Args:
+        study: with all of its scales.
+        name: one of them.
+        where: the study's file, for errors.
+    """
+    if not study.scale:
+        if name not in (None, study.default_scale):
+            mend = "leave --scale away"
+            raise ConfigError(f"the study {study.name!r} has no scales", where=where, mend=mend)
+        return study
+    name = name or study.default_scale
+    assert name is not None
+    if name not in study.scale:
+        raise unknown_name("scale", name, study.scale, where=where)
+    change, place = study.scale[name], f"{where}, scale.{name}"
+    axes: dict[str, Variants] = dict(study.axes)
+    for axis, variants in change.axes.items():
+        if variants is False:
+            _known(axis, axes, "axis", place)
+            del axes[axis]
+        else:
+            axes[axis] = _lay_over(axes.get(axis, {}), variants, f"{place}.axes.{axis}", "variant")
+    measure = merge(study.measure.model_dump(exclude_unset=True), change.measure)
+    return study.model_copy(
+        update={
+            "seeds": change.seeds or study.seeds,
+            "base": merge(study.base, change.base),
+            "axes": axes,
+            "runs": _lay_over(study.runs, change.runs, f"{place}.runs", "run"),
+            "measure": parse(MeasureConfig, measure, where=f"{place}.measure"),
+            "scale": {},
+            "default_scale": name,
+        }
+    )
 
 
 def plan(study: StudyConfig, *, where: str = "study") -> list[PlannedRun]:
-    """Expand a study into its runs, in a fixed order, each configuration once."""
+    """Expand a study into its runs, in a fixed order, each configuration once; with scales, at the default one."""
+    study = at_scale(study, where=where)
     planned: dict[str, PlannedRun] = {}
+    single: dict[str, list[PlannedRun]] = {}
     for axis, variants in study.axes.items():
         if not variants:
             raise ConfigError(f"axis {axis!r} has no variants", where=where, mend="give it one, or leave it out")
-    for combination in itertools.product(*(variants.items() for variants in study.axes.values())):
-        labels = dict(zip(study.axes, (label for label, _ in combination), strict=True))
-        values: dict[str, Any] = dict(study.base)
-        for _, change in combination:
-            values = merge(values, change)
-        cell = f"{where}, {', '.join(f'{a}={v}' for a, v in labels.items()) or 'base'}"
+    for name, labels, values in _cells(study):
+        cell = f"{where}, {show_labels(labels) or 'base'}"
         for seed in _seeds(values, study.seeds, cell):
-            config = parse(RunConfig, {**values, "seed": seed}, where=cell)
+            own = _with_weights(values, seed, single, cell)
+            config = parse(RunConfig, {**own, "seed": seed}, where=cell)
             if config.run_id in planned and planned[config.run_id].labels != labels:
                 first = planned[config.run_id].labels
                 raise ConfigError(f"two cells of the study are the same run: {first} and {labels}", where=cell)
             planned[config.run_id] = PlannedRun(config, labels)
+            if name:
+                single.setdefault(name, []).append(planned[config.run_id])
     return list(planned.values())
+
+
+def check_claims(study: StudyConfig, *, where: str = "study") -> None:
+    """Refuse a claim about a cell that no scale has, or that means several cells at some scale."""
+    cells = study_cells(study, where=where)
+    for number, claim in enumerate(study.claims, 1):
+        place = f"{where}, claim {number} ({claim.text!r})"
+        for measure in parse_claim(claim.holds).measures:
+            check_measure(measure, cells, place)
+
+
+def check_measure(measure: Measure, cells: Mapping[str | None, Sequence[Labels]], where: str) -> None:
+    """Refuse a measure whose labels fit no cell at any scale, or several at one.
+
+    Args:
+        measure: what is named.
+        cells: the labels of every cell, by scale.
+        where: where it is named.
+    """
+    if not any(pick_cells(measure, some) for some in cells.values()):
+        everywhere = [cell for some in cells.values() for cell in some]
+        raise ConfigError(
+            f"no cell of the study is [{show_labels(dict(measure.labels))}]",
+            where=where,
+            mend=_nearest_label(measure, everywhere),
+        )
+    for scale, some in cells.items():
+        found = pick_cells(measure, some)
+        if len({tuple(cell.items()) for cell in found}) > 1 and not measure.averages:
+            at = f" at scale {scale!r}" if scale else ""
+            what = f"[{show_labels(dict(measure.labels))}] means {len(found)} cells{at}"
+            mend = f"name more axes, or write axis=* for their average; two of them: {found[0]} and {found[1]}"
+            raise ConfigError(what, where=where, mend=mend)
+
+
+def study_cells(study: StudyConfig, *, where: str = "study") -> dict[str | None, list[dict[str, str]]]:
+    """The labels of every cell, at every scale."""
+    scales: list[str | None] = [*study.scale] or [study.default_scale]
+    return {scale: [labels for _, labels, _ in _cells(at_scale(study, scale, where=where))] for scale in scales}
+
+
+def _cells(study: StudyConfig) -> list[tuple[str | None, dict[str, str], dict[str, Any]]]:
+    """Every cell as (name of a single run or None, labels, values): single runs first, others may begin from them."""
+    out: list[tuple[str | None, dict[str, str], dict[str, Any]]] = []
+    for name, change in study.runs.items():
+        values = merge(study.base, change)
+        out.append((name, values.pop("labels", {"run": name}), values))
+    out.sort(key=lambda cell: _weights(cell[2]).startswith(OF_THE_STUDY))  # stable: the rest stays in its order
+    if study.runs and not study.axes:
+        return out
+    for combination in itertools.product(*(variants.items() for variants in study.axes.values())):
+        values = dict(study.base)
+        for _, change in combination:
+            values = merge(values, change)
+        out.append((None, dict(zip(study.axes, (label for label, _ in combination), strict=True)), values))
+    return out
+
+
+def _with_weights(
+    values: dict[str, Any], seed: int, single: Mapping[str, list[PlannedRun]], cell: str
+) -> dict[str, Any]:
+    """Turn `run:NAME` into the id of that run: of the same seed where it has one, else of its first."""
+    weights = _weights(values)
+    if not weights.startswith(OF_THE_STUDY):
+        return values
+    name = weights.removeprefix(OF_THE_STUDY)
+    if name not in single:
+        raise unknown_name("run of this study", name, single, where=f"{cell}, model.weights")
+    start = next((run for run in single[name] if run.config.seed == seed), single[name][0])
+    return {**values, "model": {**values["model"], "weights": OF_THE_STUDY + start.config.run_id}}
+
+
+def _weights(values: Mapping[str, Any]) -> str:
+    """Where a run begins, or nothing; anything odd is left for pydantic to refuse."""
+    model = values.get("model")
+    weights = model.get("weights") if isinstance(model, Mapping) else None
+    return weights if isinstance(weights, str) else ""
+
+
+def _lay_over(old: Variants, new: Mapping[str, dict[str, Any] | Dropped], where: str, kind: str) -> Variants:
+    out = dict(old)
+    for name, change in new.items():
+        if change is False:
+            _known(name, out, kind, where)
+            del out[name]
+        else:
+            out[name] = merge(out.get(name, {}), change)
+    return out
+
+
+def _known(name: str, there: Mapping[str, Any], kind: str, where: str) -> None:
+    if name not in there:
+        raise unknown_name(f"{kind} to leave out", name, there, where=where)
+
+
+def _nearest_label(measure: Measure, cells: Sequence[Labels]) -> str | None:
+    for axis, wanted in measure.labels:
+        axes = list(dict.fromkeys(a for cell in cells for a in cell))
+        if axis not in axes:
+            return f"there is no axis {axis!r}; the axes are {', '.join(axes)}"
+        there = list(dict.fromkeys(cell[axis] for cell in cells if axis in cell))
+        if wanted not in ("*", *there):
+            close = nearest(wanted, there)
+            hint = f"did you mean {' or '.join(repr(c) for c in close)}?" if close else f"there is {', '.join(there)}"
+            return f"{axis} has no {wanted!r}; {hint}"
+    return "no single cell has all of these labels"
 
 
 def _seeds(values: dict[str, Any], default: list[int], cell: str) -> list[int]:

@@ -4,7 +4,7 @@ from steppe.models.blocks import activations, blocks, partitions
 from steppe.models.build import build, load_weights, model_names
 from steppe.models.freezing import freeze_all_but
 from steppe.models.names import SMALL_MODELS
-from steppe.models.weights import weights_sha256
+from steppe.models.weights import runs_beside, weights_sha256
 
 __all__ = [
     "SMALL_MODELS",
@@ -15,5 +15,6 @@ __all__ = [
     "load_weights",
     "model_names",
     "partitions",
+    "runs_beside",
     "weights_sha256",
 ]

@@ -13,6 +13,7 @@ import socket
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ from timm.layers.pos_embed_rel import resize_rel_pos_bias_table_levit, resize_re
 from timm.models import adapt_input_conv
 from torch import nn
 
+from steppe.config import OF_THE_STUDY
 from steppe.errors import ConfigError, nearest
 from steppe.models.foreign import State, rename
 from steppe.models.freezing import head_parameters
@@ -38,6 +40,17 @@ _SAID: set[str] = set()
 _WHERE = "model.weights"
 _NOT_WEIGHTS = ("relative_position_index", "attn_mask", "attention_bias_idxs")
 _HUB_PREFIXES = ("hf-hub:", "hf_hub:")
+_RUNS: ContextVar[Path] = ContextVar("runs", default=Path("runs"))
+
+
+@contextmanager
+def runs_beside(folder: str | Path) -> Iterator[None]:
+    """Inside, `run:ID` is looked for in this folder: that of the study whose run is being made; else it is `runs`."""
+    token = _RUNS.set(Path(folder))
+    try:
+        yield
+    finally:
+        _RUNS.reset(token)
 
 
 def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
@@ -48,7 +61,7 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
 
     Args:
         model: as `build` made it, with fresh weights.
-        source: a safetensors or .pth file, a run folder, "timm", "timm:NAME" or "hf-hub:NAME".
+        source: a safetensors or .pth file, a run folder, "run:ID", "timm", "timm:NAME" or "hf-hub:NAME".
         model_name: the model's name, for "timm" alone.
 
     Raises:
@@ -79,6 +92,8 @@ def weights_file(source: str) -> Path | None:
     """The file that `model.weights` names, there or not; None for a name of timm's or a hub's."""
     if source == "timm" or source.startswith(("timm:", *_HUB_PREFIXES)):
         return None
+    if source.startswith(OF_THE_STUDY):
+        return _RUNS.get() / source.removeprefix(OF_THE_STUDY) / "weights.safetensors"
     path = Path(source).expanduser()
     return path / "weights.safetensors" if path.is_dir() else path
 

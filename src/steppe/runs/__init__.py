@@ -1,6 +1,6 @@
 """The run folder: its layout, reading and writing. Free of torch, so that a report needs none."""
 
-from steppe.runs.files import locked, read_json, write_atomically, write_json
+from steppe.runs.files import locked, read_json, try_lock, write_atomically, write_json
 from steppe.runs.folder import Run, create_run, find_runs
 from steppe.runs.observer import Observer, Several, Status
 from steppe.runs.trackers import TRACKERS, Tracker, make_trackers
@@ -17,6 +17,7 @@ __all__ = [
     "locked",
     "make_trackers",
     "read_json",
+    "try_lock",
     "write_atomically",
     "write_json",
 ]

@@ -8,11 +8,12 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from steppe.errors import RunError
+from steppe.errors import Busy, RunError
 
 
 def write_atomically(path: str | Path, content: bytes | str) -> None:
@@ -53,23 +54,43 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold a folder for writing; the lock goes with the process, so a killed one leaves none behind."""
+def locked(folder: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold a folder for writing; the lock goes with the process, so a killed one leaves none behind.
+
+    Args:
+        folder: made if it is not there.
+        what: what it is, for the error.
+        wait_s: wait so long for it to be free before refusing.
+
+    Raises:
+        Busy: another process holds it.
+    """
+    deadline = time.monotonic() + wait_s
+    while (handle := try_lock(folder / ".lock")) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if handle is None:
+        mend = "wait for it, or stop it and run the same command again"
+        raise Busy(f"another process is working on this {what}", where=str(folder), mend=mend)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
-    except OSError as error:
-        raise explain_os_error(error, folder) from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            mend = "wait for it, or stop it and run the same command again"
-            raise RunError(f"another process is working on this {what}", where=str(folder), mend=mend) from None
         remove_leftovers(folder)
         yield
     finally:
         os.close(handle)
+
+
+def try_lock(path: Path) -> int | None:
+    """Take the lock that a file stands for. Give its handle, whose closing ends the lock, or None if it is taken."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    except OSError as error:
+        raise explain_os_error(error, path.parent) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -1,25 +1,35 @@
 """Studies: many runs that answer one question, their plan, their execution and their cost."""
 
+from steppe.studies.compare import Cell, JudgedClaim, StudyComparison, compare_study, write_comparison
 from steppe.studies.costs import Images, add_cost, describe_price, measure_cost
 from steppe.studies.estimate import Estimate, estimate_runs
 from steppe.studies.library import find_study, list_studies
 from steppe.studies.pipeline import add_measures, execute, load_model
-from steppe.studies.pool import default_workers, is_complete, run_study, threads_for
+from steppe.studies.pool import default_workers, is_complete, known_threads, run_study, threads_for
+from steppe.studies.published import Published, read_published
 
 __all__ = [
+    "Cell",
     "Estimate",
     "Images",
+    "JudgedClaim",
+    "Published",
+    "StudyComparison",
     "add_cost",
     "add_measures",
+    "compare_study",
     "default_workers",
     "describe_price",
     "estimate_runs",
     "execute",
     "find_study",
     "is_complete",
+    "known_threads",
     "list_studies",
     "load_model",
     "measure_cost",
+    "read_published",
     "run_study",
     "threads_for",
+    "write_comparison",
 ]

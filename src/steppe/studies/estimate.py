@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from steppe import cost, data
+from steppe import cost, data, models
 from steppe.config import PlannedRun, RunConfig
 from steppe.errors import SteppeError
-from steppe.train import build_model, pick_device
+from steppe.train import pick_device
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,11 @@ def _evaluations(config: RunConfig, steps_per_epoch: int, per_gradient_s: float)
 def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.device) -> tuple[float, int, int]:
     batch = min(config.batch_size, len(dataset.train))
     with torch.random.fork_rng(devices=[]):
-        model = build_model(config, dataset).to(device).train()
+        torch.manual_seed(0)
+        # weights do not change the time, and those of a run of the same study are not there yet
+        size, channels = dataset.image_size, dataset.channels
+        model = models.build(config.model, image_size=size, channels=channels, classes=len(dataset.classes), load=False)
+        model.to(device).train()
     flops = cost.count_flops(model, (dataset.channels, dataset.image_size, dataset.image_size))
     shape = (batch, dataset.channels, dataset.image_size, dataset.image_size)
     images, labels = torch.zeros(shape, device=device), torch.zeros(batch, dtype=torch.long, device=device)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from steppe.config import StudyConfig, load_study_config
-from steppe.errors import unknown_name
+from steppe.config.claims import parse_claim
+from steppe.errors import ConfigError, unknown_name
+from steppe.studies.measures import check_name
 
 
 def studies_folder() -> Path:
@@ -20,7 +22,7 @@ def list_studies() -> dict[str, Path]:
 
 
 def find_study(name_or_file: str) -> tuple[StudyConfig, Path]:
-    """Read a study by its name, its file, or the folder of its file."""
+    """Read a study by its name, its file, or the folder of its file, with all of its scales."""
     path = Path(name_or_file)
     if path.is_dir() and (path / "study.toml").is_file():
         path = path / "study.toml"
@@ -29,4 +31,9 @@ def find_study(name_or_file: str) -> tuple[StudyConfig, Path]:
         if name_or_file not in known:
             raise unknown_name("study", name_or_file, known, see="steppe study list")
         path = known[name_or_file]
-    return load_study_config(path), path
+    study = load_study_config(path)
+    for number, claim in enumerate(study.claims, 1):
+        for measure in parse_claim(claim.holds).measures:
+            if problem := check_name(measure.name):
+                raise ConfigError(problem, where=f"{path}, claim {number} ({claim.text!r})")
+    return study, path

@@ -14,6 +14,7 @@ from steppe.geometry import measure_noise_loss
 from steppe.measuring import sample
 from steppe.runs import Observer, Run
 from steppe.studies.costs import describe_training
+from steppe.studies.shift import measure_shift
 from steppe.train import leads, pick_device, train
 
 
@@ -70,17 +71,19 @@ def execute_on(
     keeping: Keeping | None = None,
     sharded: bool = False,
 ) -> Run:
-    """As `execute`, on a data set that is loaded already."""
-    run = train(
-        config,
-        dataset,
-        out or Path("runs") / config.run_id,
-        device=device,
-        captured=captured,
-        observer=observer,
-        keeping=keeping,
-        sharded=sharded,
-    )
+    """As `execute`, on a data set that is loaded already. Weights `run:ID` are those of a run beside this one."""
+    folder = Path(out) if out else Path("runs") / config.run_id
+    with models.runs_beside(folder.absolute().parent):
+        run = train(
+            config,
+            dataset,
+            folder,
+            device=device,
+            captured=captured,
+            observer=observer,
+            keeping=keeping,
+            sharded=sharded,
+        )
     if leads():
         add_measures(run, dataset, measure or MeasureConfig(), device=device)
     return run
@@ -104,9 +107,11 @@ def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: 
         }
         found |= {"peak_memory_mib": run.summary.get("peak_memory_mib"), "training": describe_training(run)}
         run.write("cost.json", {**run.read_or_empty("cost.json"), **found})
-        settings = measure.model_dump(mode="json")
         known = run.read_or_empty("geometry.json")
-        run.write("geometry.json", {**known, "noise_loss": {**noise_loss, "settings": settings}})
+        run.write("geometry.json", {**known, "noise_loss": {**noise_loss, "settings": measure.noise}})
+        if measure.test_variances:
+            shift = measure_shift(model, dataset, run.config, measure, device=place)
+            run.write("shift.json", {**shift, "settings": measure.shift})
 
 
 def has_measures(run: Run, measure: MeasureConfig) -> bool:
@@ -115,7 +120,8 @@ def has_measures(run: Run, measure: MeasureConfig) -> bool:
     return (
         run.finished
         and "parameters" in run.read_or_empty("cost.json")
-        and known.get("settings") == measure.model_dump(mode="json")
+        and known.get("settings") == measure.noise
+        and (not measure.test_variances or run.read_or_empty("shift.json").get("settings") == measure.shift)
     )
 
 

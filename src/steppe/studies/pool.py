@@ -1,18 +1,20 @@
 """Run a study on this machine: one worker process a slot, one run at a time in each.
 
 A finished run is not run again. A failed one is told with its reason and does not stop the others. A worker that dies
-(out of memory, killed) is started again and its run tried once more, from its last checkpoint.
+(out of memory, killed) is started again and its run tried once more, from its last checkpoint. Several such processes
+may work in one folder, on one machine or on several that share it: each takes runs that no other has, see
+`steppe.studies.sharing`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,12 +23,17 @@ from typing import Any
 from steppe.config import PlannedRun, StudyConfig
 from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
-from steppe.runs import Run, locked, make_trackers, write_json
+from steppe.runs import Run, locked, make_trackers, read_json, write_json
 from steppe.studies.pipeline import has_measures
+from steppe.studies.sharing import RunQueue
 from steppe.train import available_cores
 
 Notify = Callable[[str, PlannedRun, dict[str, Any]], None]
 """Called with an event ("start", "epoch", "note", "done", "failed", "kept"), the run it concerns, and its details."""
+
+
+BUSY_S = 1.0
+"""How long to wait for a run that somebody else is writing outside of a study."""
 
 
 def run_study(
@@ -43,13 +50,16 @@ def run_study(
 ) -> dict[str, str]:
     """Run what is not finished yet; give the reasons of the runs that failed, by run id.
 
+    What another process is making is waited for, and counts as kept when it is done there.
+
     Args:
         study: the study.
         planned: its runs, from `plan`.
         out: the study's folder; every run has a folder of its own in it.
         data_root: where named data sets live.
         device: by default the GPU where there is one.
-        workers: how many runs at a time; by default one on a GPU, else one a core.
+        workers: how many runs at a time; by default one on a GPU, else one a core. How many threads a run computes
+            with is settled when the folder is made, and stays: sums, and so the last digits, depend on it.
         notify: told about progress; may be called from several threads, one call at a time.
         keeping: where the images are kept, and how each worker reads them.
         track: trackers of every run, by name; see `steppe.runs.TRACKERS`.
@@ -58,35 +68,22 @@ def run_study(
         Interrupted: Ctrl-C or SIGTERM; every worker has kept its run.
     """
     make_trackers(track, print)  # a missing package is told before anything is run
-    with locked(Path(out), "study"):
-        kept = keeping or Keeping()
-        place = {
-            "data_root": data_root,
-            "device": device,
-            "keeping": {**asdict(kept), "cache": str(kept.cache) if kept.cache else None},
-            "track": list(track),
-        }
-        return _run_locked(study, planned, Path(out), place, workers, notify)
-
-
-def _run_locked(
-    study: StudyConfig,
-    planned: list[PlannedRun],
-    out: Path,
-    place: dict[str, Any],
-    workers: int | None,
-    notify: Notify | None,
-) -> dict[str, str]:
-    write_json(out / "study.json", describe(study, planned))
-    todo = [p for p in planned if not is_complete(out, p, study)]
-    workers = workers or default_workers(place["device"])
-    threads = threads_for(workers)  # not by what is left to do: sums depend on the threads
-    shared = _Shared(study, out, place, threads=threads, notify=notify)
+    folder = Path(out)
+    kept = keeping or Keeping()
+    place = {
+        "data_root": data_root,
+        "device": device,
+        "keeping": {**asdict(kept), "cache": str(kept.cache) if kept.cache else None},
+        "track": list(track),
+    }
+    workers = workers or default_workers(device)
+    threads = _open_folder(study, planned, folder, threads_for(workers))
+    shared = _Shared(study, folder, place, threads=threads, notify=notify)
+    todo = [p for p in planned if not is_complete(folder, p, study)]
     for run in planned:
         if run not in todo:
             shared.tell("kept", run, {})
-    for run in todo:
-        shared.todo.put(run)
+    shared.fill(todo)
     with _forward_signals(shared):
         slots = [threading.Thread(target=_Slot(shared, number).work) for number in range(min(workers, len(todo)))]
         for slot in slots:
@@ -97,19 +94,54 @@ def _run_locked(
     if shared.bug:
         raise shared.bug
     if shared.stop.is_set():
-        left = sum(not is_complete(out, p, study) for p in planned)
+        left = sum(not is_complete(folder, p, study) for p in planned)
         mend = "run the same command again to go on from here"
         raise Interrupted(
             f"stopped with {left} of {len(planned)} runs to go; nothing is lost", where=str(out), mend=mend
         )
-    write_json(out / "study.json", {**describe(study, planned), "failed": shared.failed})
+    _note_failures(study, planned, folder, shared.failed)
     return shared.failed
+
+
+def _open_folder(study: StudyConfig, planned: list[PlannedRun], out: Path, threads: int) -> int:
+    """Write what the study is, and give the threads of a run: as settled when the folder was made, else as here."""
+    with locked(out, "study", wait_s=60):
+        threads = known_threads(out) or threads
+        write_json(out / "study.json", {**describe(study, planned), "threads": threads})
+    return threads
+
+
+def _note_failures(study: StudyConfig, planned: list[PlannedRun], out: Path, failed: dict[str, str]) -> None:
+    """Add why runs failed, here and in other processes, unless they are complete by now."""
+    with locked(out, "study", wait_s=60):
+        about = _about(out)
+        there = about.get("failed")
+        reasons = {**(there if isinstance(there, dict) else {}), **failed}
+        reasons = {
+            p.config.run_id: reasons[p.config.run_id]
+            for p in planned
+            if p.config.run_id in reasons and not is_complete(out, p, study)
+        }
+        write_json(out / "study.json", {**describe(study, planned), "threads": about.get("threads"), "failed": reasons})
+
+
+def known_threads(out: Path) -> int | None:
+    """How many threads each run of a study's folder computes with; None where that is not settled."""
+    threads = _about(out).get("threads")
+    return threads if isinstance(threads, int) and threads > 0 else None
+
+
+def _about(out: Path) -> dict[str, Any]:
+    path = out / "study.json"
+    about = read_json(path) if path.is_file() else {}
+    return about if isinstance(about, dict) else {}
 
 
 def describe(study: StudyConfig, planned: list[PlannedRun]) -> dict[str, Any]:
     """What `study.json` says: the question, which run is which cell and, once it has run, which failed and why."""
     runs = [{"run_id": p.config.run_id, "labels": p.labels, "seed": p.config.seed} for p in planned]
-    return {"name": study.name, "title": study.title, "question": study.question, "runs": runs}
+    about = {"name": study.name, "title": study.title, "question": study.question, "runs": runs}
+    return {**about, "scale": study.default_scale} if study.default_scale else about
 
 
 def default_workers(device: str | None) -> int:
@@ -145,14 +177,24 @@ class _Shared:
     ) -> None:
         self.study, self.out, self.place = study, out, place
         self.threads = threads
-        self.todo: queue.SimpleQueue[PlannedRun] = queue.SimpleQueue()
         self.failed: dict[str, str] = {}
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self.stop = threading.Event()
         self.bug: BaseException | None = None
         self._notify, self._lock = notify, threading.Lock()
 
+    def fill(self, todo: list[PlannedRun]) -> None:
+        """Say what is to be done."""
+        self.queue = RunQueue(
+            self.out,
+            todo,
+            complete=lambda run: is_complete(self.out, run, self.study),
+            ended=self.tell,
+            stop=self.stop,
+        )
+
     def tell(self, event: str, run: PlannedRun, details: dict[str, Any]) -> None:
+        """Pass an event on, one at a time."""
         with self._lock:
             if event == "failed":
                 self.failed[run.config.run_id] = details["reason"]
@@ -169,19 +211,20 @@ class _Slot:
 
     def work(self) -> None:
         try:
-            while not self.shared.stop.is_set():
+            while run := self.shared.queue.take():
+                event = ""
                 try:
-                    run = self.shared.todo.get_nowait()
-                except queue.Empty:
-                    break
-                self._complete_run(run)
+                    event = self._complete_run(run)
+                finally:
+                    self.shared.queue.release(run, failed=event == "failed", again=event == "busy")
         except BaseException as error:
             self.shared.bug = error
             self.shared.stop.set()
         finally:
             self._end_process()
 
-    def _complete_run(self, run: PlannedRun) -> None:
+    def _complete_run(self, run: PlannedRun) -> str:
+        """Make a run; give the event it ended with."""
         self.shared.tell("start", run, {})
         for attempt in (1, 2):
             answer = self._try_run(run)
@@ -192,6 +235,9 @@ class _Slot:
                 answer = {"event": "failed", "reason": reason}
         if answer["event"] in ("done", "failed"):
             self.shared.tell(answer["event"], run, answer)
+        if answer["event"] == "busy":
+            time.sleep(BUSY_S)
+        return str(answer["event"])
 
     def _try_run(self, run: PlannedRun) -> dict[str, Any]:
         process = self._process()

@@ -3,7 +3,8 @@
     in   {"config": {...}, "out": "...", "data_root": null, "device": null, "measure": {...}, "command": [...],
           "keeping": {...}, "track": [...]}
     out  {"event": "epoch", "record": {...}} … and {"event": "note", "text": "..."} …, then one of
-         {"event": "done"} | {"event": "failed", "reason": "..."} | {"event": "interrupted"}
+         {"event": "done"} | {"event": "failed", "reason": "..."} | {"event": "interrupted"} |
+         {"event": "busy", "reason": "..."}, when another process is writing this run
 
 A process of its own, so that a crash costs one run; started as a module rather than by multiprocessing, so that
 nobody's `__main__` is imported again.
@@ -25,7 +26,7 @@ import torch
 from steppe import data
 from steppe.config import DataConfig, MeasureConfig, RunConfig
 from steppe.data import Keeping
-from steppe.errors import Interrupted, SteppeError
+from steppe.errors import Busy, Interrupted, SteppeError
 from steppe.runs import Observer, Several, make_trackers
 from steppe.studies.pipeline import execute_on
 
@@ -65,6 +66,8 @@ def _work(job: dict[str, Any], answers: TextIO) -> dict[str, Any]:
         )
     except (Interrupted, KeyboardInterrupt):
         return {"event": "interrupted"}
+    except Busy as error:
+        return {"event": "busy", "reason": str(error)}
     except SteppeError as error:
         return {"event": "failed", "reason": str(error)}
     except Exception as error:

@@ -1,0 +1,213 @@
+"""A study's runs beside what was published: every cell with its difference, every claim with its verdict.
+
+Works on what is there: a cell without a finished run is said to be missing. Weights are not needed, so a folder of
+results that kept the small files alone can be compared again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from steppe.config import PlannedRun, StudyConfig
+from steppe.config.claims import Measure, parse_claim, pick_cells
+from steppe.errors import RunError
+from steppe.runs import Run, write_atomically, write_json
+from steppe.studies.claims import NOT_HERE, NOT_MEASURED, Seeds, Verdict, judge
+from steppe.studies.measures import Value, read_measure
+from steppe.studies.published import UNITS, Published
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A published figure and what was measured here."""
+
+    published: Published
+    measured: float | str | None = None
+    """mean over seeds, in the published unit"""
+    std: float | None = None
+    seeds: int = 0
+    of_seeds: int = 0
+    missing: str = ""
+    """why there is nothing to compare"""
+
+    @property
+    def difference(self) -> float | None:
+        """Measured less published."""
+        if isinstance(self.measured, str) or isinstance(self.published.value, str) or self.measured is None:
+            return None
+        return self.measured - self.published.value
+
+    @property
+    def same(self) -> bool | None:
+        """Of words, whether they agree; None for numbers."""
+        if self.measured is None or (not isinstance(self.measured, str) and not isinstance(self.published.value, str)):
+            return None
+        return str(self.measured).casefold() == str(self.published.value).casefold()
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim and what became of it."""
+
+    text: str
+    holds: str
+    seed: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class StudyComparison:
+    """All of it, as `compare.json` has it."""
+
+    study: str
+    scale: str | None
+    finished: int
+    runs: int
+    cells: list[Cell]
+    claims: list[JudgedClaim]
+
+
+def compare_study(
+    study: StudyConfig, planned: Sequence[PlannedRun], folder: str | Path, published: Sequence[Published]
+) -> StudyComparison:
+    """Compare the runs of a folder with what was published.
+
+    Args:
+        study: at the scale of the runs.
+        planned: its runs.
+        folder: the study's folder.
+        published: from `read_published`.
+
+    Raises:
+        RunError: there is no run of the study in the folder.
+    """
+    found = _Found(planned, Path(folder))
+    if not found.runs:
+        command = f"steppe study run {study.name}" + (f" --scale {study.default_scale}" if study.default_scale else "")
+        raise RunError("there is no run of this study here", where=str(folder), mend=f"run it first: `{command}`")
+    cells = [_compare_cell(figure, found) for figure in published]
+    claims = []
+    for claim in study.claims:
+        claims.append(JudgedClaim(claim.text, claim.holds, claim.seed, _judge_claim(claim.holds, found)))
+    finished = sum(read_measure(run, "epochs") is not None for run in found.runs.values())
+    return StudyComparison(study.name, study.default_scale, finished, len(planned), cells, claims)
+
+
+def write_comparison(comparison: StudyComparison, folder: str | Path) -> tuple[Path, Path]:
+    """Write `compare.json` and `compare.csv` into the study's folder, and give their paths."""
+    folder = Path(folder)
+    write_json(folder / "compare.json", _as_json(comparison))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_CSV)
+    for cell in comparison.cells:
+        p = cell.published
+        place = (p.seed, p.table, p.row, p.column, str(p.measure or ""), p.unit)
+        numbers = (p.value, cell.measured, cell.std, cell.seeds, cell.of_seeds, cell.difference)
+        writer.writerow(["cell", *place, *map(_rounded, numbers), "", "", cell.missing or p.note])
+    for claim in comparison.claims:
+        v = claim.verdict
+        row = (claim.seed, "", claim.text, "", claim.holds, "", "", "", "", v.seeds, "", v.difference, v.low, v.high)
+        writer.writerow(["claim", *map(_rounded, row), "; ".join(filter(None, (v.verdict, v.reason)))])
+    write_atomically(folder / "compare.csv", out.getvalue())
+    return folder / "compare.json", folder / "compare.csv"
+
+
+_CSV = (
+    *("kind", "seed", "table", "row", "column", "measure", "unit", "published", "measured", "std", "seeds", "of_seeds"),
+    *("difference", "low", "high", "remark"),
+)
+
+
+class _Found:
+    """The runs that are there, by cell and seed."""
+
+    def __init__(self, planned: Sequence[PlannedRun], folder: Path) -> None:
+        self.planned = planned
+        self.cells = list({tuple(p.labels.items()): p.labels for p in planned}.values())
+        paths = {p.config.run_id: folder / p.config.run_id for p in planned}
+        self.runs = {name: Run(path) for name, path in paths.items() if (path / "config.toml").is_file()}
+        self._known: dict[tuple[str, str], Value | None] = {}
+
+    def members(self, measure: Measure) -> list[list[PlannedRun]]:
+        """The runs of every cell a measure means."""
+        picked = pick_cells(measure, self.cells)
+        return [[p for p in self.planned if p.labels == labels] for labels in picked]
+
+    def read(self, planned: PlannedRun, name: str) -> Value | None:
+        run_id = planned.config.run_id
+        if (run_id, name) not in self._known:
+            run = self.runs.get(run_id)
+            self._known[run_id, name] = read_measure(run, name) if run else None
+        return self._known[run_id, name]
+
+    def numbers(self, measure: Measure) -> Seeds:
+        """Seed -> value; of several cells their average, for the seeds that all of them have."""
+        cells: list[dict[int, float]] = []
+        for runs in self.members(measure):
+            known = {p.config.seed: self.read(p, measure.name) for p in runs}
+            cells.append({seed: value for seed, value in known.items() if isinstance(value, float)})
+        if not cells:
+            return {}
+        common = set.intersection(*(set(cell) for cell in cells))
+        return {seed: statistics.fmean(cell[seed] for cell in cells) for seed in sorted(common)}
+
+
+def _compare_cell(figure: Published, found: _Found) -> Cell:
+    if figure.measure is None:
+        return Cell(figure, missing=f"no counterpart: {figure.note}")
+    members = [run for runs in found.members(figure.measure) for run in runs]
+    if not members:
+        return Cell(figure, missing=NOT_HERE)
+    values = [found.read(run, figure.measure.name) for run in members]
+    words = [value for value in values if isinstance(value, str)]
+    if words:
+        return Cell(figure, words[0], None, len(words), len(members))
+    known = [value * UNITS[figure.unit] for value in values if isinstance(value, float)]
+    if not known:
+        begun = any(run.config.run_id in found.runs for run in members)
+        return Cell(figure, of_seeds=len(members), missing="no finished run has it" if begun else "not run yet")
+    std = statistics.stdev(known) if len(known) > 1 else None
+    return Cell(figure, statistics.fmean(known), std, len(known), len(members))
+
+
+def _judge_claim(text: str, found: _Found) -> Verdict:
+    claim = parse_claim(text)
+    values: dict[Measure, Seeds] = {}
+    for measure in claim.measures:
+        if not found.members(measure):
+            return Verdict(NOT_HERE, f"there is no [{str(measure).partition('[')[2]}")
+        values[measure] = found.numbers(measure)
+    missing = [str(measure) for measure, seeds in values.items() if not seeds]
+    if missing:
+        return Verdict(NOT_MEASURED, f"missing: {'; '.join(missing)}")
+    return judge(claim, values)
+
+
+def _as_json(comparison: StudyComparison) -> dict[str, Any]:
+    cells = []
+    for cell in comparison.cells:
+        figure = asdict(cell.published) | {"measure": str(cell.published.measure or "")}
+        found: Mapping[str, Any] = {
+            "measured": cell.measured,
+            "std": cell.std,
+            "seeds": cell.seeds,
+            "of_seeds": cell.of_seeds,
+            "difference": cell.difference,
+            "same": cell.same,
+            "missing": cell.missing,
+        }
+        cells.append(figure | dict(found))
+    claims = [{"text": c.text, "holds": c.holds, "seed": c.seed, **asdict(c.verdict)} for c in comparison.claims]
+    about = {k: getattr(comparison, k) for k in ("study", "scale", "finished", "runs")}
+    return {**about, "cells": cells, "claims": claims}
+
+
+def _rounded(value: Any) -> Any:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value

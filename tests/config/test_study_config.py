@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import pytest
+
+from steppe.config import StudyConfig, at_scale, load_study_config, plan
+from steppe.config.claims import (
+    ClaimSyntaxError,
+    Measure,
+    Number,
+    Operation,
+    parse_claim,
+    parse_labels,
+    pick_cells,
+    show_labels,
+)
+from steppe.errors import ConfigError
+
+STUDY = """
+name = "s"
+seeds = [0, 1]
+default_scale = "small"
+[base]
+data = { name = "cifar10" }
+budget = { epochs = 20 }
+[axes.model.ViT]
+model = { name = "vit_s_p4" }
+[axes.model.ResNet]
+model = { name = "resnet18" }
+[axes.training.SAM]
+minimizer = { name = "sam" }
+[axes.training."AdamW, 2× epochs"]
+budget = { epochs = 40 }
+[runs.begin]
+seeds = [0]
+budget = { epochs = 3 }
+[scale.small]
+[scale.smoke]
+seeds = [7]
+base = { data = { name = "digits" }, budget = { gradient_evaluations = 100 } }
+measure = { noise_draws = 3 }
+axes.model.ViT = { model = { name = "vit_tiny_p2", mode = "finetune", weights = "run:begin" } }
+axes.model.ResNet = false
+axes.model.Mixer = { model = { name = "mixer_tiny_p2" } }
+runs.begin = { model = { name = "vit_tiny_p2" } }
+"""
+
+
+def write(tmp_path, text):
+    (tmp_path / "study.toml").write_text(text)
+    return tmp_path / "study.toml"
+
+
+def test_a_scale_is_laid_over_base_axes_runs_and_measures(tmp_path):
+    study = load_study_config(write(tmp_path, STUDY))
+    small, smoke = plan(study), plan(at_scale(study, "smoke"))
+    assert {p.config.data.name for p in small} == {"cifar10"}
+    assert {p.config.seed for p in small} == {0, 1}
+    assert len(small) == 2 * 4 + 1
+    assert {p.labels.get("model") for p in smoke} == {None, "ViT", "Mixer"}
+    assert {p.config.seed for p in smoke if "model" in p.labels} == {7}
+    assert {p.config.data.name for p in smoke} == {"digits"}
+    double = next(p for p in smoke if p.labels.get("training") == "AdamW, 2× epochs")
+    assert double.config.budget.epochs == 40, "a variant wins over the base of a scale"
+    sam = next(p for p in smoke if p.labels.get("training") == "SAM")
+    assert sam.config.budget.gradient_evaluations == 100
+    assert sam.config.budget.epochs is None
+    assert at_scale(study, "smoke").measure.noise_draws == 3
+    assert at_scale(study, "smoke").folder_name == "s-smoke"
+    assert at_scale(study).folder_name == "s-small"
+
+
+def test_a_run_of_the_study_is_begun_from_by_its_id(tmp_path):
+    smoke = plan(at_scale(load_study_config(write(tmp_path, STUDY)), "smoke"))
+    begin = next(p for p in smoke if p.labels == {"run": "begin"})
+    assert smoke[0] is begin
+    users = [p for p in smoke if p.labels.get("model") == "ViT"]
+    assert {p.needs for p in users} == {begin.config.run_id}
+    assert {p.config.model.weights for p in users} == {f"run:{begin.config.run_id}"}
+    assert begin.needs is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('default_scale = "small"\n', ""), "default_scale must name one of the scales"),
+        (("axes.model.ResNet = false", "axes.model.ResNeet = false"), "unknown variant to leave out 'ResNeet'"),
+        (("runs.begin = {", "runs.begun = false\nruns.begin = {"), "unknown run to leave out 'begun'"),
+        (('weights = "run:begin"', 'weights = "run:begun"'), "unknown run of this study 'begun'"),
+        (("measure = { noise_draws = 3 }", "measure = { noise_drows = 3 }"), "unknown key 'noise_drows'"),
+        (("seeds = [7]", "sheds = [7]"), "sheds"),
+    ],
+)
+def test_mistakes_in_scales_are_told_with_their_place(tmp_path, change, message):
+    path = write(tmp_path, STUDY.replace(*change))
+    with pytest.raises(ConfigError) as error:
+        plan(at_scale(load_study_config(path), "smoke", where=str(path)), where=str(path))
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_unknown_scales_are_told(tmp_path):
+    study = load_study_config(write(tmp_path, STUDY))
+    with pytest.raises(ConfigError, match="unknown scale 'smok'"):
+        at_scale(study, "smok")
+    with pytest.raises(ConfigError, match="has no scales"):
+        at_scale(StudyConfig(name="x"), "smoke")
+    assert at_scale(StudyConfig(name="x")) == StudyConfig(name="x")
+
+
+def test_claims_are_read():
+    claim = parse_claim("test_accuracy[model=ViT, training='AdamW, 2× epochs'] - 2 * b.c.1[x=*] >= -0.5 by 1e-3")
+    a = Measure("test_accuracy", (("model", "ViT"), ("training", "AdamW, 2× epochs")))
+    b = Measure("b.c.1", (("x", "*"),))
+    assert claim.left == Operation("-", a, Operation("*", Number(2.0), b))
+    assert claim.right == Operation("-", Number(0.0), Number(0.5))
+    assert (claim.sign, claim.margin) == (">=", 0.001)
+    assert claim.measures == [a, b]
+    assert parse_claim("a[x=1] / (a[x=2] + 1) = 1 within .2").margin == 0.2
+    assert parse_claim("a[] < 1").measures == [Measure("a", ())]
+    assert parse_claim("a[m='ViT (2L)'] − 1 < 0").left == Operation(
+        "-", Measure("a", (("m", "ViT (2L)"),)), Number(1.0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a[x=1]", "a comparison is expected"),
+        ("a > b[x=1]", "needs the labels of a cell"),
+        ("a[x=1] > ", "a number or a measure is expected"),
+        ("a[x=1 > 2", "a comma or ] is missing"),
+        ("a[x] > 2", "a label is expected"),
+        ("a[x=] > 2", "has no label"),
+        ("a[x=1, x=2] > 2", "named twice"),
+        ("a[x=1] = 2", "how near"),
+        ("a[x=1] > 2 within 3", "does not belong here"),
+        ("a[x=1] > 2 3", "does not belong here"),
+        ("(a[x=1] > 2", "a ) is missing"),
+        ("1 > 2", "compares no measure"),
+        ("a[x=1] > __import__('os')", "needs the labels of a cell"),
+        ("a[x=1] > 2; import os", "cannot be read"),
+        ("a[x=1] > 2 ** 3", "a number or a measure is expected"),
+    ],
+)
+def test_what_is_no_claim_is_refused(text, message):
+    with pytest.raises(ClaimSyntaxError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        parse_claim(text)
+
+
+@pytest.mark.parametrize("labels", [{}, {"a": "1"}, {"a": "x, y", "b": "it's [so]"}, {"model": "ViT (2L-2H)"}])
+def test_labels_survive_being_written(labels):
+    assert parse_labels(show_labels(labels)) == labels
+
+
+def test_an_exact_cell_comes_before_others_that_fit():
+    cells = [{"m": "ViT"}, {"m": "ViT", "schedule": "cosine"}, {"m": "Swin"}]
+    assert pick_cells(Measure("a", (("m", "ViT"),)), cells) == [cells[0]]
+    assert pick_cells(Measure("a", (("m", "*"),)), cells) == cells
+    assert pick_cells(Measure("a", (("schedule", "cosine"),)), cells) == [cells[1]]
+
+
+CLAIM = '[[claims]]\ntext = "so it is"\nholds = "{}"\n'
+
+
+@pytest.mark.parametrize(
+    ("holds", "message"),
+    [
+        ("test_accuracy[model=Vit, training=SAM] > 0", "model has no 'Vit'; did you mean 'ViT'?"),
+        ("test_accuracy[modle=ViT] > 0", "there is no axis 'modle'"),
+        ("test_accuracy[model=ViT] > 0", "means 2 cells at scale 'small'"),
+        ("test_accuracy[model=ResNet, training=SAM, run=begin] > 0", "no single cell has all"),
+        ("test_accuracy[model=ViT, training=SAM] ? 0", "cannot be read"),
+    ],
+)
+def test_bad_claims_are_refused_when_the_study_is_loaded(tmp_path, holds, message):
+    path = write(tmp_path, STUDY + CLAIM.format(holds))
+    with pytest.raises(ConfigError) as error:
+        load_study_config(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_claim_may_be_about_cells_that_one_scale_lacks(tmp_path):
+    study = load_study_config(write(tmp_path, STUDY + CLAIM.format("epochs[model=ResNet, training=SAM] > 0")))
+    assert study.claims[0].text == "so it is"

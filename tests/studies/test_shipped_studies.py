@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import csv
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import steppe
+from steppe.config import at_scale, plan
+from steppe.runs import Run
+from steppe.studies import compare_study, find_study, list_studies, read_published, run_study
+from steppe.studies.claims import NOT_MEASURED
+from steppe.studies.library import studies_folder
+
+SCALES = ("smoke", "small", "paper")
+WITH_SCALES = [name for name in list_studies() if find_study(name)[0].scale]
+
+
+def test_the_first_studies_are_there():
+    assert {"toys", "wrn", "accumulation", "five-models", "swin-finetune", "cost-effective"} <= set(WITH_SCALES)
+
+
+@pytest.mark.parametrize("name", WITH_SCALES)
+def test_every_study_can_be_planned_at_every_scale(name):
+    study, path = find_study(name)
+    assert tuple(study.scale) == SCALES
+    assert study.question
+    assert study.claims
+    assert all(change.about for change in study.scale.values())
+    for scale in SCALES:
+        planned = plan(at_scale(study, scale), where=str(path))
+        assert planned
+        data = {p.config.data.name for p in planned}
+        assert scale != "smoke" or all(d == "digits" or d.startswith("toy_") for d in data)
+        assert all(p.config.model.weights is None or p.needs for p in planned) or scale == "paper"
+
+
+@pytest.mark.parametrize("name", WITH_SCALES)
+def test_every_published_figure_has_its_place(name):
+    study, path = find_study(name)
+    published = read_published(study, path)
+    assert published
+    for figure in published:
+        assert figure.seed.isdigit()
+        assert figure.table
+        assert figure.row
+    readme = (path.parent / "README.md").read_text()
+    assert f"steppe study run {name}" in readme
+    assert "H200" in readme
+
+
+@pytest.mark.parametrize("name", WITH_SCALES)
+def test_every_model_of_a_study_is_known(name):
+    """The names are right at every scale; paper's weights are not fetched."""
+    import timm
+
+    from steppe.models.names import short_name
+
+    study, _ = find_study(name)
+    for scale in SCALES:
+        for model in {p.config.model.name for p in plan(at_scale(study, scale))}:
+            assert short_name(model) or timm.is_model(model.removeprefix("timm:"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_SCALES)
+def test_every_study_runs_at_smoke_and_is_compared(name, tmp_path):
+    whole, path = find_study(name)
+    study = at_scale(whole, "smoke")
+    planned = plan(study)
+    start = time.perf_counter()
+    assert run_study(study, planned, tmp_path, workers=os.cpu_count()) == {}  # one thread each: nothing here is large
+    print(f"{name}: {len(planned)} runs in {time.perf_counter() - start:.1f} s")
+    found = compare_study(study, planned, tmp_path, read_published(whole, path))
+    assert found.finished == len(planned)
+    assert not [claim.text for claim in found.claims if claim.verdict.verdict == NOT_MEASURED]
+    measured = [cell.measured for cell in found.cells if isinstance(cell.measured, float)]
+    assert measured or name == "accumulation"
+    assert all(math.isfinite(value) for value in measured)
+    if name == "accumulation":
+        controls = [claim for claim in found.claims if claim.text.startswith("control")]
+        assert [claim.verdict.verdict for claim in controls] == ["holds"] * 3
+    if name == "toys":
+        shift = Run(tmp_path / planned[0].config.run_id).read("shift.json")
+        errors = [shift[f"variance_{v}"]["error"] for v in (1, 5, 15, 40, 80)]
+        assert errors == sorted(errors), "more noise, more errors"
+
+
+def test_kept_results_of_the_toys_say_what_the_readme_says(tmp_path):
+    """The files under results/ are enough to compare again, and give the same verdicts."""
+    whole, path = find_study("toys")
+    kept = path.parents[2] / "results" / "toys"
+    if not kept.is_dir():
+        pytest.skip("an installed package has no results")
+    study = at_scale(whole, "small")
+    found = compare_study(study, plan(study), kept, read_published(whole, path))
+    assert found.finished == found.runs == 125
+    with open(kept / "compare.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "claim"]
+    assert [row["remark"].split(";")[0] for row in rows] == [claim.verdict.verdict for claim in found.claims]
+
+
+def test_an_installed_package_finds_its_studies(tmp_path):
+    """A wheel has the studies inside the package (pyproject.toml, force-include); here it is laid out by hand."""
+    source = Path(steppe.__file__).parent
+    ignored = shutil.ignore_patterns("__pycache__", "shipped")
+    shutil.copytree(source, tmp_path / "steppe", ignore=ignored)
+    shutil.copytree(studies_folder(), tmp_path / "steppe" / "studies" / "shipped")
+    code = (
+        "from steppe.studies import *; s, p = find_study('toys'); print(p, len(read_published(s, p)), *list_studies())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    path, count, *names = done.stdout.split()
+    assert path == str(tmp_path / "steppe" / "studies" / "shipped" / "toys" / "study.toml")
+    assert int(count) > 10
+    assert names == list(list_studies())
