@@ -88,7 +88,7 @@ def test_every_study_runs_at_smoke_and_is_compared(name, tmp_path):
         assert [claim.verdict.verdict for claim in controls] == ["holds"] * 3
     if name == "toys":
         shift = Run(tmp_path / planned[0].config.run_id).read("shift.json")
-        errors = [shift[f"variance_{v}"]["error"] for v in (1, 5, 15, 40, 80)]
+        errors = [shift[f"variance_{v}"]["error"] for v in (1, 5, 15, 30, 50, 80)]
         assert errors == sorted(errors), "more noise, more errors"
 
 
