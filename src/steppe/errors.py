@@ -88,7 +88,7 @@ def unknown_name(
     close = nearest(name, known)
     if close:
         mend = f"did you mean {' or '.join(repr(c) for c in close)}?"
-    elif len(known) <= 12:
+    elif len(known) <= 20:
         mend = f"choose one of: {', '.join(known)}"
     else:
         mend = ""

@@ -347,3 +347,22 @@ def test_a_killed_and_an_interrupted_process_end_in_the_same_weights(tmp_path):
     assert "going on after epoch" in rest
     assert Path("stopped/weights.safetensors").read_bytes() == Path("whole/weights.safetensors").read_bytes()
     assert Run("stopped").summary["test"] == Run("whole").summary["test"]
+
+
+def test_a_mistake_that_one_process_alone_meets_is_told_by_it(tmp_path):
+    command = [sys.executable, "-m", "steppe", "train", "--lr", "-1"]
+    done = subprocess.run(command, env={**os.environ, "RANK": "1"}, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("process 1: error optimizer.lr = -1.0")
+
+
+def test_a_rate_that_a_model_lacks_is_not_blamed_on_the_image_size(capsys):
+    assert steppe("train", "--model", "mlp_64_64", "--drop-path", 0.5) == 2
+    said = capsys.readouterr().err
+    assert "where: model.drop_path" in said
+    assert "does not fit" not in said
+
+
+def test_a_measure_that_is_unknown_is_answered_with_those_there_are(capsys):
+    assert steppe("geometry", "nowhere", "--only", "zzz") == 2
+    assert "lambda_max" in capsys.readouterr().err

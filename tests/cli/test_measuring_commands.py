@@ -54,6 +54,14 @@ DRAWN = ("--only", "noise,line,landscape,between,attention")
 FEW = ("--quick", "--set", "corruptions.examples=8", "--set", "attacks.examples=16", "--set", "attacks.check=8")
 
 
+def test_a_figure_that_takes_the_place_of_another_says_so(runs, capsys):
+    only = ("--only", "missing_rate", "--set")
+    assert steppe("geometry", runs / "vit", *only, "missing_rate.examples=60") == 0
+    assert "replaces" not in capsys.readouterr().out
+    assert steppe("geometry", runs / "vit", *only, "missing_rate.examples=40") == 0
+    assert "note: missing_rate: this replaces the figure with examples=60" in capsys.readouterr().out
+
+
 def test_geometry_adds_to_a_run_and_does_not_measure_twice(runs, capsys):
     before = Run(runs / "vit").read("geometry.json")
     assert steppe("geometry", runs / "vit", *SMALL, *DRAWN, "--with", runs / "vit1") == 0

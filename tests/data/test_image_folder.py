@@ -60,8 +60,18 @@ def test_images_of_many_sizes_need_a_size(folder):
     picture(folder / "cat" / "wide.png", size=(40, 20))
     text = complaint(folder)
     assert "--image-size 16" in text
+    assert "come in 2 sizes" in text
     dataset = read(folder, image_size=8)
     assert dataset.image_size == 8
+
+
+def test_images_of_one_size_that_are_not_square_are_called_so(tmp_path):
+    for name in ("cat", "dog"):
+        for number in range(4):
+            picture(tmp_path / "d" / name / f"{number}.png", size=(40, 20))
+    text = complaint(tmp_path / "d")
+    assert "the images are not square" in text
+    assert "sizes" not in text
 
 
 def test_one_class(tmp_path):

@@ -103,3 +103,29 @@ def test_a_part_that_is_not_there(model, digits):
     with pytest.raises(MeasureError, match="no part 'block9'") as error:
         measured("lambda_max", model, digits, parts="block9")
     assert "block1" in str(error.value)
+
+
+def test_a_run_that_trained_a_part_of_its_model_is_measured_on_that_part(model, digits):
+    trained = set(blocks(model)["head"]) | set(blocks(model)["block2"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    found = measured("trace", model, digits, parts="roles", probes=2)
+    assert {"whole", "head", "block2"} <= set(found["parts"])
+    assert not {"embedding", "block1"} & set(found["parts"])
+    assert measured("norms", model, digits)["weights"]["whole"] > 0
+    with pytest.raises(MeasureError, match="'block1' was not trained"):
+        measured("trace", model, digits, parts="block1")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "match"),
+    [
+        ("lambda_max", {"precision": "float16", "parts": "whole"}, "precision cannot be 'float16'"),
+        ("noise", {"noise_draws": 1, "noise_examples": 20}, "two draws or more"),
+        ("noise", {"noise_draws": 0, "noise_examples": 20}, "two draws or more"),
+        ("missing_rate", {"weight": 2.0}, "cannot hold 2 of an image"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(model, digits, name, changes, match):
+    with pytest.raises(ConfigError, match=match):
+        measured(name, model, digits, **changes)

@@ -149,6 +149,13 @@ def test_the_figures_data():
     assert found["weights_only_despite_biases"]["largest_change"]["outputs"] > 1e-2
 
 
+@pytest.mark.parametrize("name", ["rho", "asam_rho", "eta"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_radii_that_are_no_numbers_are_refused(name, value):
+    with pytest.raises(MeasureError, match="above 0"):
+        measure_symmetry(steps=1, **{name: value})
+
+
 def test_bad_input_is_told():
     network = seed_network(bias=True)
     with pytest.raises(MeasureError, match="one factor for each hidden neuron"):

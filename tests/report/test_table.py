@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from steppe.report import print_table, summarise
-from steppe.report.findings import pareto_front
+from steppe.report.findings import pareto_front, unbeaten
 from steppe.report.table import name_row
 
 
@@ -131,6 +131,20 @@ def test_pareto_front_by_hand(new_run):
     runs.append(new_run(values={"model": {"name": "f"}}, status=None))
     rows = summarise(runs)
     assert [rows[i].labels["model.name"] for i in pareto_front(rows)] == ["a", "c", "e"]
+
+
+def test_only_rows_of_the_same_data_beat_each_other(new_run):
+    points = {("mnist", "a"): (0.99, 5), ("cifar10", "a"): (0.90, 10), ("cifar10", "b"): (0.80, 20)}
+    rows = summarise(
+        [
+            new_run(
+                values={"data": {"name": data}, "model": {"name": name}}, summary={"test": {"accuracy": a}, "time_s": s}
+            )
+            for (data, name), (a, s) in points.items()
+        ]
+    )
+    starred = [(rows[i].labels["data.name"], rows[i].labels["model.name"]) for i in unbeaten(rows)]
+    assert sorted(starred) == [("cifar10", "a"), ("mnist", "a")]
 
 
 def test_equal_points_are_all_on_the_front(new_run):

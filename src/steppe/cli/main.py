@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -34,6 +36,10 @@ app.add_typer(study.app, name="study")
 app.command()(evaluate)
 app.command()(geometry)
 app.command()(symmetry)
+
+
+_PATIENCE_S = 5.0
+"""So long a process that torchrun started waits for the first one to tell of the same error."""
 
 
 def _print_version(asked: bool) -> None:
@@ -174,6 +180,11 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _complain(text: str, stopped: bool = False) -> NoReturn:
+    rank = os.environ.get("RANK", "0")
+    if rank != "0" and not stopped:  # torchrun ends all processes with the first: let the one that speaks go before
+        time.sleep(_PATIENCE_S)
+        errors.quiet = False  # it did not fail, so nobody else tells
+        errors.print(f"process {rank}: ", end="", markup=False)
     if not stopped:
         errors.print("[red]error[/red] ", end="")
     plain = "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

@@ -195,4 +195,5 @@ def _stored_side(files: tuple[Path, ...], size: int | None, path: Path) -> int:
         return sides[0]
     middle = sides[len(sides) // 2] if sides else 32
     mend = f"say which side to scale to, for example --image-size {min(224, max(16, middle // 16 * 16))}"
-    raise DataError(f"the images come in {len(sizes)} sizes, or are not square", where=str(path), mend=mend)
+    what = f"the images come in {len(sizes)} sizes" if len(sizes) > 1 else "the images are not square"
+    raise DataError(what, where=str(path), mend=mend)

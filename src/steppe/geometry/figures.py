@@ -149,20 +149,27 @@ def _parts(model: nn.Module, asked: str) -> Mapping[str, list[str]]:
         if asked in ("roles", "all"):
             return everything
         raise MeasureError(error.what, mend="measure the whole model: --set lambda_max.parts=whole") from None
-    numbered = [part for part in ways["blocks"] if part.startswith("block")]
+    trained = set(everything[WHOLE])  # of a run that fine-tuned a part, the frozen ones have no curvature to show
+    kept = {part: [name for name in names if name in trained] for part, names in named.items()}
+    kept = {part: names for part, names in kept.items() if names}
+    numbered = [part for part in ways["blocks"] if part.startswith("block") and part in kept]
     some = {numbered[0], numbered[len(numbered) // 2], numbered[-1]} if numbered else set()
     choices: dict[str, Callable[[str], bool]] = {
         "all": lambda part: True,
         "roles": lambda part: part in ways.get("roles", {}) or part in some,
     }
     if asked in choices:
-        return {**everything, **{part: names for part, names in named.items() if choices[asked](part)}}
+        return {**everything, **{part: names for part, names in kept.items() if choices[asked](part)}}
     wanted = [part.strip() for part in asked.split(",")]
     for part in wanted:
         if part != WHOLE and part not in named:
             mend = f"it has: {', '.join([WHOLE, *named])}"
             raise MeasureError(f"this model has no part {part!r}", mend=mend)
-    return {part: everything[WHOLE] if part == WHOLE else named[part] for part in wanted}
+        if part != WHOLE and part not in kept:
+            raise MeasureError(
+                f"{part!r} was not trained: all of it is frozen", mend=f"choose {', '.join([WHOLE, *kept])}"
+            )
+    return {part: everything[WHOLE] if part == WHOLE else kept[part] for part in wanted}
 
 
 def _told(found: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -172,6 +172,8 @@ def numerics(precision: Precision, *, repeatable: bool = True) -> Iterator[None]
         precision: of float32 matrix products and convolutions on CUDA.
         repeatable: have cuDNN choose the same, deterministic algorithms every time, rather than the fastest it finds.
     """
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision cannot be {precision!r}", mend=f"choose one of: {', '.join(get_args(Precision))}")
     cudnn = torch.backends.cudnn
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

@@ -11,6 +11,7 @@ from typing import TypedDict
 import torch
 from torch import nn
 
+from steppe.errors import ConfigError
 from steppe.geometry.losses import CROSS_ENTROPY, LossFunction
 from steppe.geometry.measuring import Batches, check_model
 
@@ -48,6 +49,8 @@ def measure_noise_loss(
         seed: of the noises; models of one shape get the same ones.
         loss: of each example.
     """
+    if draws < 2:
+        raise ConfigError("a mean over noises needs two draws or more: its error comes from their spread")
     check_model(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     originals = [p.detach().clone() for p in parameters]

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from steppe.errors import SteppeError
+from steppe.errors import ConfigError, SteppeError
 from steppe.geometry.losses import CROSS_ENTROPY, LossFunction
 from steppe.geometry.measuring import (
     WHOLE,
@@ -200,6 +200,8 @@ def measure_missing_rate(model: nn.Module, batches: Batches, *, weight: float = 
         weight: of the first image.
         seed: of the pairing.
     """
+    if not 0 <= weight <= 1:
+        raise ConfigError(f"a mixture cannot hold {weight:g} of an image", mend="choose a weight from 0 to 1")
     check_model(model)
     check_batches(batches)
     images = torch.cat([x for x, _ in batches])

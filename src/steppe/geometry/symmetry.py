@@ -14,6 +14,7 @@ Scale-Invariant Learning of Deep Neural Networks", section I) show this in their
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -153,7 +154,8 @@ def measure_symmetry(
         asam_rho: ASAM's radius.
         eta: ASAM's η as its authors use it; η = 0 is given besides.
     """
-    if steps < 1 or points < 1 or rho <= 0 or asam_rho <= 0 or eta < 0:
+    radii = 0 < rho < math.inf and 0 < asam_rho < math.inf and 0 <= eta < math.inf  # false for NaN too
+    if steps < 1 or points < 1 or not radii:
         raise MeasureError("steps and points have to be at least 1, rho and asam_rho above 0, eta not below 0")
     cases = {
         "weights": (False, False),

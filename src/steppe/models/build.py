@@ -76,6 +76,8 @@ def _make(config: ModelConfig, image_size: int, channels: int, classes: int) -> 
     try:
         model = known.build(**options) if known else _from_timm(timm_name, options)
         _check_fit(model, image_size, channels, classes)
+    except ConfigError:
+        raise
     except Exception as error:  # timm's builders fail in ways of their own
         for key, option in _RATES.items():
             if isinstance(error, TypeError) and f"{option!r}" in str(error):

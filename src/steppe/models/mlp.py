@@ -8,6 +8,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from steppe.errors import ConfigError
+
 
 class HiddenLayer(nn.Module):
     """A linear layer, ReLU, and dropout."""
@@ -57,7 +59,8 @@ class Perceptron(nn.Module):
         """
         super().__init__()
         if drop_path_rate:
-            raise ValueError("drop_path means nothing to a perceptron: it has no residual branches")
+            what = "drop_path means nothing to a perceptron: it has no residual branches"
+            raise ConfigError(what, where="model.drop_path")
         inputs = in_chans * img_size**2
         self.flatten = nn.Flatten()
         self.stem = nn.Linear(inputs, stem) if stem else nn.Identity()

@@ -62,6 +62,15 @@ def pareto_front(rows: Sequence[Row], cost: str = "time_s") -> list[int]:
     return [i for _, i in sorted(front)]
 
 
+def unbeaten(rows: Sequence[Row], cost: str = "time_s") -> set[int]:
+    """Find the rows that no other row of the same data beats: accuracies on different data do not compare."""
+    found: set[int] = set()
+    for name in {row.labels.get("data.name") for row in rows}:
+        own = [index for index, row in enumerate(rows) if row.labels.get("data.name") == name]
+        found |= {own[position] for position in pareto_front([rows[index] for index in own], cost)}
+    return found
+
+
 def best_row(rows: Sequence[Row]) -> Row | None:
     """The row with the highest mean test accuracy; of equals, the one that trained faster."""
     known = [row for row in rows if row.test_accuracy.mean is not None]

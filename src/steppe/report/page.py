@@ -133,7 +133,7 @@ def embed_json(value: Any) -> str:
 def _table(rows: Sequence[Row]) -> dict[str, Any]:
     """The summary table: each cell with its text, what it is sorted by, its spread and the room its column needs."""
     axes = list(rows[0].labels) if rows else []
-    front = set(findings.pareto_front(rows, "time_s")) if len(rows) > 1 else set()
+    front = findings.unbeaten(rows, "time_s") if len(rows) > 1 else set()
     room = {name: max((len(_show(name, row.stat(name))[1]) for row in rows), default=0) for name, _, _ in _COLUMNS}
     body = []
     for index, row in enumerate(rows):

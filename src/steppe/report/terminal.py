@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from steppe.report.findings import pareto_front
+from steppe.report.findings import unbeaten
 from steppe.report.numbers import compact, duration, loss, percent, shorten, whole
 from steppe.report.table import Row, name_axis
 
@@ -28,7 +28,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     if not rows:
         console.print("no runs")
         return
-    front = set(pareto_front(rows, "time_s"))
+    front = unbeaten(rows, "time_s")
     cells = [_cells(row, index in front) for index, row in enumerate(rows)]
     axes = list(rows[0].labels)
     width = console.width
@@ -102,7 +102,7 @@ def _notes(rows: Sequence[Row], marked: bool) -> list[str]:
     elif seeds:
         notes.append("one seed per row: small differences may be chance")
     if marked and len(rows) > 1:
-        notes.append("* no other row is both more accurate and faster to train")
+        notes.append("* no row of the same data is more accurate and faster")
     return notes
 
 

@@ -190,6 +190,11 @@ def add_results(
             if not again and isinstance(results.get(key), dict) and results[key].get("settings") == values:
                 notify("kept", name, results[key])
                 continue
+            old = results[key].get("settings") if isinstance(results.get(key), dict) else None
+            if old is not None and old != values:
+                changed = [k for k in {**old, **values} if old.get(k) != values.get(k)]
+                text = f"this replaces the figure with {', '.join(f'{k}={old.get(k)}' for k in changed)}"
+                notify("remark", name, {"text": text})
             notify("start", name, {"about": measure.about})
             before = parts.get(key, {})
             keeper = _Keeper(unfinished, parts, key, values)
