@@ -14,6 +14,7 @@ from rich.text import Text
 
 from steppe.cli import study
 from steppe.cli.cost import cost
+from steppe.cli.fit import fit
 from steppe.cli.show import console, errors
 from steppe.cli.train import train
 from steppe.config import MINIMIZER_DEFAULTS
@@ -26,6 +27,7 @@ app = typer.Typer(
     help="Train image classifiers into flat minima at the lowest cost, and show that it did.",
 )
 app.command()(train)
+app.command()(fit)
 app.command()(cost)
 app.add_typer(study.app, name="study")
 
