@@ -244,7 +244,7 @@ def test_fit_keeps_its_budget_and_leaves_everything(tmp_path):
     assert (tmp_path / "f" / "best").resolve() == found.best.path.resolve()
     seconds = {run.config.budget.seconds for run in runs}
     assert len(seconds) >= 3, "budgets grow, and the winner has its own"
-    assert len(values) == len(list(csv.DictReader((tmp_path / "f" / "pareto.csv").open())))
+    assert len(values) == len((tmp_path / "f" / "pareto.csv").read_text().splitlines()) - 1
     again = time.monotonic()
     same = fit(Wanted(DataConfig(name="digits"), ("resnet_tiny", "mixer_tiny_p2")), 20, tmp_path / "f")
     assert same.best.id == found.best.id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ def run_trial(
     keeping: Keeping | None = None,
     report: Report | None = None,
     beat: Callable[[], None] = lambda: None,
+    stop: threading.Event | None = None,
 ) -> Outcome:
     """Train a run, or go on with it, and count what its model costs.
 
@@ -83,6 +85,7 @@ def run_trial(
         keeping: how images are kept and read.
         report: told after every epoch; may give the trial up.
         beat: called after every step.
+        stop: set by Ctrl-C or SIGTERM, also when the run came to its end meanwhile.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; the run can go on.
@@ -92,7 +95,16 @@ def run_trial(
     state: State = "complete"
     reason = ""
     try:
-        run = train(config, dataset, folder, device=device, captured=captured, observer=watch, keeping=keeping)
+        run = train(
+            config,
+            dataset,
+            folder,
+            device=device,
+            captured=captured,
+            observer=watch,
+            keeping=keeping,
+            stop=stop,
+        )
         _count(run, dataset)
     except (GivenUp, Late) as error:
         state, reason = ("pruned" if isinstance(error, GivenUp) else "late"), error.what

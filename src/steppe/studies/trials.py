@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 
 from steppe.config import MeasureConfig, RunConfig
 from steppe.data import Dataset, Keeping
-from steppe.errors import ConfigError, RunError
+from steppe.errors import ConfigError, Interrupted, RunError
 from steppe.runs import Run, read_json, write_json
 from steppe.studies.clock import Clock, show_seconds
 from steppe.studies.front import explain, tabulate, write_fronts
@@ -83,8 +85,10 @@ class Search:
             self.about.pop("final", None)
             self.about.pop("best", None)
         self.about["budget_s"] = budget_s
+        self.came_s = time.monotonic() - began
         self.clock = Clock(began, float(self.about.get("elapsed_s", 0.0)), self._keep_time)
         self.over = "best" in self.about
+        self.stop = threading.Event()
         self.costs: dict[str, list[Outcome]] = {}
         if "space" not in self.about:
             self._settle()
@@ -135,8 +139,8 @@ class Search:
 
     @property
     def _reserve_s(self) -> float:
-        """For the tables, the page, and leaving."""
-        return 2.0 + 0.02 * self.budget_s
+        """For the tables, the page, and leaving, which takes its time where coming did."""
+        return 1.0 + 0.02 * self.budget_s + 0.4 * self.came_s
 
     def _seconds_of(self, rung: int) -> float:
         return self.first_s * FACTOR**rung
@@ -218,6 +222,8 @@ class Search:
         self.study.tell(trial, value, state)
         self.clock.beat(now=True)
         self.notify(outcome.state, config, outcome)
+        if self.stop.is_set():
+            raise Interrupted("stopped")
 
     def _execute(self, config: RunConfig, allowed_s: float, report: Any = None, captured: bool = False) -> Outcome:
         outcome = run_trial(
@@ -230,6 +236,7 @@ class Search:
             keeping=self.keeping,
             report=report,
             beat=self.clock.beat,
+            stop=self.stop,
         )
         if outcome.factor is not None:
             self.costs.setdefault(config.model.name, []).append(outcome)

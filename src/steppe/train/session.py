@@ -32,6 +32,7 @@ def train(
     captured: bool = True,
     observer: Observer | None = None,
     keeping: Keeping | None = None,
+    stop: threading.Event | None = None,
 ) -> Run:
     """Train one model and leave a run folder; go on where an earlier call was stopped.
 
@@ -43,6 +44,8 @@ def train(
         captured: compile the step and record it as a CUDA graph, where device and method allow it.
         observer: told about progress.
         keeping: how many processes read images, and whether they stay on the device.
+        stop: set by Ctrl-C or SIGTERM; for a caller that has more to do, and must know of a request that came when
+            this run was about to end.
 
     Raises:
         RunError: the folder belongs to another configuration or data, is in use, or cannot be written.
@@ -60,7 +63,7 @@ def train(
             _check_weights(run, config)
             quick = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True)
             forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
-            with forked, quick, _count_energy(run, place), _stop_requests() as stop:
+            with forked, quick, _count_energy(run, place), _stop_requests(stop) as stop:
                 _note_environment(run, place)
                 told = observer or Observer()
                 with _tell_end(run, told):
@@ -192,9 +195,9 @@ def _check_weights(run: Run, config: RunConfig) -> None:
 
 
 @contextmanager
-def _stop_requests() -> Iterator[threading.Event]:
+def _stop_requests(stop: threading.Event | None = None) -> Iterator[threading.Event]:
     """Turn the first Ctrl-C or SIGTERM into a request that is met after the step; a second one is obeyed at once."""
-    stop = threading.Event()
+    stop = stop or threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
