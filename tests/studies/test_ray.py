@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -151,3 +152,21 @@ def test_ctrl_c_keeps_every_run(cluster, tmp_path):
     time.sleep(0.5)
     assert not [pid for p in planned for pid in lock_holders(tmp_path / "locks" / p.config.run_id)]
     assert any((tmp_path / p.config.run_id / "checkpoint.safetensors").exists() for p in planned)
+
+
+@pytest.mark.slow
+def test_trials_of_a_search_are_spread(cluster, tmp_path):
+    from steppe.config import DataConfig
+    from steppe.studies.journal import open_journal
+    from steppe.studies.search import Wanted, fit
+
+    began = time.monotonic()
+    wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny",))
+    found = fit(wanted, 40, tmp_path / "f", device="cpu", on_ray=True)
+    assert time.monotonic() - began < 42
+    assert found.best.summary["test"]["accuracy"] > 0.9
+    trials = open_journal(tmp_path / "f", 0).get_trials()
+    spans = sorted((t.datetime_start, t.datetime_complete) for t in trials)
+    assert any(second[0] < first[1] for first, second in itertools.pairwise(spans)), "two at a time"
+    folders = [t.user_attrs["run"] for t in trials if t.state.name == "COMPLETE"]
+    assert all(Run(tmp_path / "f" / name).finished for name in folders)

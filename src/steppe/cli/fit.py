@@ -13,12 +13,16 @@ import typer
 from rich.progress import Progress
 
 from steppe.cli.place import (
+    AddressOption,
     CacheOption,
     Keep,
     KeepOption,
     MemoryOption,
+    OnOption,
+    Place,
     ReadersOption,
     ResidentOption,
+    check_place,
     gibibytes,
 )
 from steppe.cli.show import ReadingProgress, console, progress_bar
@@ -50,6 +54,8 @@ def fit(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")
     ] = None,
+    on: OnOption = Place.here,
+    address: AddressOption = None,
     keep: KeepOption = Keep.auto,
     cache: CacheOption = None,
     memory_limit: MemoryOption = None,
@@ -60,6 +66,7 @@ def fit(
     began = _start_of_this_command()
     from steppe.studies.clock import parse_seconds
 
+    check_place(on, address)
     budget_s = parse_seconds(budget)
     values = {"name": data} | ({"image_size": image_size} if image_size else {})
     about_data = parse(DataConfig, values, where="the command line")
@@ -81,6 +88,8 @@ def fit(
             progress=ReadingProgress(bar),
             notify=_Shown(bar, folder),
             began=began,
+            on_ray=on is Place.ray,
+            address=address,
         )
     study = read_json(folder / "study.json")
     finished = [run for run in found.runs if run.finished]

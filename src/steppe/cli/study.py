@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,30 +12,27 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.cli.place import (
+    AddressOption,
     CacheOption,
     Keep,
     KeepOption,
     MemoryOption,
+    OnOption,
+    Place,
     ReadersOption,
     ResidentOption,
     TrackOption,
+    check_place,
     gibibytes,
 )
 from steppe.cli.show import StudyProgress, console, progress_bar
 from steppe.config import PlannedRun, StudyConfig, at_scale, plan
-from steppe.errors import ConfigError, RunError
+from steppe.errors import RunError
 from steppe.runs import Run, read_json
 
 app = typer.Typer(no_args_is_help=True, help="Runs that answer one question: list, show, run, compare.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="a study from `steppe study list`, or a TOML file")]
-
-
-class Place(StrEnum):
-    """Where a study is run."""
-
-    here = "here"
-    ray = "ray"
 
 
 Scale = Annotated[
@@ -92,13 +88,8 @@ def run(
         int | None, typer.Option(min=1, help="runs at a time  \\[default: 1 on a GPU, else one a core]")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and what it will cost, and stop")] = False,
-    on: Annotated[Place, typer.Option("--on", help="run here, in processes of this machine, or on a Ray cluster")] = (
-        Place.here
-    ),
-    address: Annotated[
-        str | None,
-        typer.Option(help="--on ray: the cluster, as `ray start` says  \\[default: $RAY_ADDRESS, else one made here]"),
-    ] = None,
+    on: OnOption = Place.here,
+    address: AddressOption = None,
     keep: KeepOption = Keep.auto,
     cache: CacheOption = None,
     memory_limit: MemoryOption = None,
@@ -121,8 +112,7 @@ def run(
     folder = out or Path("runs") / study.folder_name
     if on is Place.here or dry_run:
         pick_device(device)
-    if address and on is not Place.ray:
-        raise ConfigError("--address is the address of a Ray cluster", where="--address", mend="add --on ray")
+    check_place(on, address)
     if dry_run:
         _print_estimate(study, planned, folder, data_root, device, workers or default_workers(device))
         return

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from steppe.runs import Run, write_atomically, write_json
+from steppe.studies.clock import Clock
 from steppe.studies.space import describe
 
 COSTS = ("time_s", "gradient_evaluations", "flops_per_image", "parameters")
@@ -94,3 +97,47 @@ def explain(rows: Sequence[dict[str, Any]], tried: int, budget: str) -> str:
         f"validation images after {best['time_s']:.1f} s of training{ahead}; on the test images, which decided "
         f"nothing, {best['test_accuracy']:.1%}."
     ).replace("%", " %")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a search found.
+
+    Args:
+        folder: where everything is.
+        best: the run with the best validation accuracy.
+        answer: why, in a sentence.
+        runs: every run, the best first, then unfinished ones.
+        clock: what it took, in all sessions.
+    """
+
+    folder: Path
+    best: Run
+    answer: str
+    runs: list[Run]
+    clock: Clock
+
+
+def write_study(folder: Path, runs: Sequence[Run], data: str, answer: str, budget: str) -> None:
+    """Write `study.json`, which the report page is made from, and the link `best`.
+
+    Args:
+        folder: the search's.
+        runs: in the order they are to be listed, the best first.
+        data: the name of the images.
+        answer: what the page says first.
+        budget: in words.
+    """
+    name = Path(data).name or "data"
+    about = {"name": f"fit-{name}", "title": f"The best model for {name} in {budget}", "answer": answer}
+    listed = [{"run_id": run.id, "labels": describe(run.config), "seed": run.config.seed} for run in runs]
+    write_json(folder / "study.json", {**about, "best": runs[0].id, "runs": listed})
+    _point_to(folder / "best", runs[0])
+
+
+def _point_to(link: Path, run: Run) -> None:
+    """Make `best` a link to the best run, where the file system has links; `fit.json` says it in any case."""
+    with contextlib.suppress(OSError):
+        if link.is_symlink() or not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(run.id, target_is_directory=True)

@@ -16,10 +16,16 @@ FACTOR = 3
 
 
 def to_promote(trials: Sequence[optuna.trial.FrozenTrial], top: int) -> optuna.trial.FrozenTrial | None:
-    """The best trial of the highest rung that is among the best third of its rung and has not gone up yet."""
+    """The best trial of the highest rung that is among the best third of its rung and has not gone up yet.
+
+    Args:
+        trials: all of them; one that is still running has gone up, too.
+        top: the highest rung.
+    """
     gone = {t.user_attrs.get("of") for t in trials}
+    ended = [t for t in trials if t.state.is_finished() and "rung" in t.user_attrs]
     for rung in reversed(range(top)):
-        there = [t for t in trials if t.user_attrs["rung"] == rung]
+        there = [t for t in ended if t.user_attrs["rung"] == rung]
         complete = sorted((t for t in there if t.value is not None), key=lambda t: t.value or 0.0, reverse=True)
         for trial in complete[: len(there) // FACTOR]:
             if trial.number not in gone:
@@ -28,20 +34,24 @@ def to_promote(trials: Sequence[optuna.trial.FrozenTrial], top: int) -> optuna.t
 
 
 def open_journal(folder: Path, seed: int) -> optuna.Study:
-    """Open Optuna's journal, or begin it. The sampler goes on to other numbers in every session."""
+    """Open Optuna's journal, or begin it; for the one process that holds the folder's lock."""
+    for stale in folder.glob("optuna.journal*.lock*"):  # of a killed session
+        stale.unlink(missing_ok=True)
+    _drop_torn_line(folder / "optuna.journal")
+    return join_journal(folder, seed)
+
+
+def join_journal(folder: Path, seed: int) -> optuna.Study:
+    """Open a journal that others may be writing. The sampler goes on to other numbers in every session."""
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    path = folder / "optuna.journal"
-    for stale in folder.glob("optuna.journal*.lock*"):  # of a killed session: this one holds the folder's lock
-        stale.unlink(missing_ok=True)
-    _drop_torn_line(path)
-    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
+    path = str(folder / "optuna.journal")
+    storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
     study = optuna.create_study(storage=storage, study_name="fit", direction="maximize", load_if_exists=True)
-    study.sampler = optuna.samplers.TPESampler(
-        seed=seed + 1000 * len(study.get_trials(deepcopy=False)), n_startup_trials=8
-    )
+    known = len(study.get_trials(deepcopy=False))
+    study.sampler = optuna.samplers.TPESampler(seed=seed + 1000 * known, n_startup_trials=8)
     study.pruner = optuna.pruners.PercentilePruner(60.0, n_startup_trials=4, n_min_trials=3)
     return study
 

@@ -75,13 +75,13 @@ def run_study_on_ray(
         Interrupted: Ctrl-C or SIGTERM; every task has kept its run.
     """
     make_trackers(track, print)
-    ray = _import_ray()
+    ray = import_ray()
     folder = Path(out).absolute()
     place = describe_place(str(Path(data_root).absolute()) if data_root else None, device, keeping, track)
     slots = workers or default_workers(device)
     threads = open_folder(study, planned, folder, threads_for(slots))
-    with _cluster(ray, address, cpus=slots * threads):
-        gpus = _gpus(ray, device)
+    with join_cluster(ray, address, cpus=slots * threads):
+        gpus = count_gpus(ray, device)
         place["device"] = "cuda" if gpus else "cpu"  # Ray shows a task its own GPU alone
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(make_run)
         tasks = _Tasks(ray, study, folder, notify)
@@ -174,7 +174,7 @@ class _Tasks:
     def complete(self) -> None:
         """Wait for every task, telling how they go; at Ctrl-C ask them to keep their runs and stop."""
         deadline = None
-        with _stop_requests(self.stop):
+        with take_stop_requests(self.stop):
             while self.running:
                 done, _ = self.ray.wait(list(self.running), timeout=LOOK_AGAIN_S)
                 if self.stop.is_set() and deadline is None:
@@ -221,7 +221,7 @@ class _Tasks:
 
 
 @contextmanager
-def _cluster(ray: Any, address: str | None, cpus: int) -> Iterator[None]:
+def join_cluster(ray: Any, address: str | None, cpus: int) -> Iterator[None]:
     """Join a cluster, or make one on this machine for the time being. One that is joined already is used."""
     if ray.is_initialized():
         yield
@@ -240,7 +240,7 @@ def _cluster(ray: Any, address: str | None, cpus: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _gpus(ray: Any, device: str | None) -> int:
+def count_gpus(ray: Any, device: str | None) -> int:
     """One GPU for a run, where it is asked for or the cluster has any."""
     there = int(ray.cluster_resources().get("GPU", 0))
     if device and not device.startswith("cpu") and not there:
@@ -249,7 +249,8 @@ def _gpus(ray: Any, device: str | None) -> int:
 
 
 @contextmanager
-def _stop_requests(stop: threading.Event) -> Iterator[None]:
+def take_stop_requests(stop: threading.Event) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into a request."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for kind in map(int, (signal.SIGINT, signal.SIGTERM)):
@@ -261,7 +262,8 @@ def _stop_requests(stop: threading.Event) -> Iterator[None]:
             signal.signal(kind, handler)
 
 
-def _import_ray() -> Any:
+def import_ray() -> Any:
+    """Import Ray, or say which extra is missing."""
     try:
         import ray
     except ImportError:

@@ -13,16 +13,17 @@ far. So a search that was stopped or killed goes on, with the run it was at.
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from steppe import data
 from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
 from steppe.runs import locked
-from steppe.studies.front import tabulate, write_fronts
+from steppe.studies.front import Fitted, tabulate, write_fronts
 from steppe.studies.journal import import_optuna
 from steppe.studies.space import Wanted
-from steppe.studies.trials import Fitted, Notify, Search, read_about
+from steppe.studies.trials import Notify, Search, read_about
 from steppe.train import pick_device
 
 __all__ = ["Fitted", "Notify", "Wanted", "fit"]
@@ -39,6 +40,8 @@ def fit(
     progress: data.Progress | None = None,
     notify: Notify = lambda event, config, outcome: None,
     began: float | None = None,
+    on_ray: bool = False,
+    address: str | None = None,
 ) -> Fitted:
     """Search for the best model within a time, or go on with a search.
 
@@ -52,6 +55,8 @@ def fit(
         progress: told how a slow reading of the data goes.
         notify: told how the search goes.
         began: `time.monotonic()` when the time began; by default now.
+        on_ray: run the trials as tasks of a Ray cluster, several at a time.
+        address: of that cluster; by default $RAY_ADDRESS, else one on this machine that ends with the search.
 
     Raises:
         ConfigError: the budget is too short for anything, or Optuna is not installed.
@@ -64,8 +69,22 @@ def fit(
     folder = Path(out)
     _check_folder(wanted, folder)
     dataset = data.load(wanted.data, data_root, progress, keeping=keeping)
-    with locked(folder, "search"):
-        search = Search(wanted, budget_s, folder, dataset, place, keeping, notify, began)
+    with locked(folder, "search"), ExitStack() as opened:
+        executor = None
+        if on_ray:
+            from steppe.studies.raytrials import RayTrials
+
+            executor = RayTrials(
+                folder,
+                address=address,
+                data_config=wanted.data,
+                data_root=data_root,
+                keeping=keeping,
+                device=device,
+                seed=wanted.seed,
+            )
+            opened.callback(executor.close)
+        search = Search(wanted, budget_s, folder, dataset, place, keeping, notify, began, executor)
         try:
             search.try_out()
             search.train_winner()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +11,11 @@ import torch
 
 from steppe.config import MeasureConfig, RunConfig
 from steppe.data import Dataset, Keeping
-from steppe.errors import ConfigError, Interrupted, RunError
+from steppe.errors import ConfigError, RunError
 from steppe.runs import Run, read_json, write_json
 from steppe.studies.clock import Clock, show_seconds
-from steppe.studies.front import explain, tabulate, write_fronts
+from steppe.studies.executor import Executor, Here, Job
+from steppe.studies.front import Fitted, explain, tabulate, write_fronts, write_study
 from steppe.studies.journal import FACTOR, open_journal, to_promote
 from steppe.studies.pipeline import add_measures
 from steppe.studies.space import (
@@ -25,43 +23,21 @@ from steppe.studies.space import (
     Candidate,
     Space,
     Wanted,
-    describe,
     find_models,
     recommended,
     suggest,
     to_config,
 )
-from steppe.studies.trial import Outcome, run_trial
+from steppe.studies.trial import Outcome
 
 if TYPE_CHECKING:
     import optuna
 
 SEARCH_SHARE = 0.5
 """How much of the time is for trials."""
-MARKS = 10
-"""Trials are compared at each of so many parts of their budget, from the third on."""
 
 Notify = Callable[[str, RunConfig, Outcome | None], None]
-"""Told "start", "again" (going on), "final", and every outcome's state, with the run concerned."""
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What a search found.
-
-    Args:
-        folder: where everything is.
-        best: the run with the best validation accuracy.
-        answer: why, in a sentence.
-        runs: every run, the best first, then unfinished ones.
-        clock: what it took, in all sessions.
-    """
-
-    folder: Path
-    best: Run
-    answer: str
-    runs: list[Run]
-    clock: Clock
+"""Told "start", "final", and every outcome's state, with the run concerned."""
 
 
 class Search:
@@ -77,9 +53,10 @@ class Search:
         keeping: Keeping | None,
         notify: Notify,
         began: float,
+        executor: Executor | None = None,
     ) -> None:
         self.wanted, self.budget_s, self.folder, self.dataset = wanted, budget_s, folder, dataset
-        self.device, self.keeping, self.notify = device, keeping, notify
+        self.device, self.notify = device, notify
         self.about: dict[str, Any] = {**read_about(folder), **wanted.to_json()}
         if budget_s > self.about.get("budget_s", 0.0):  # a longer one than before: the search itself goes on
             self.about.pop("final", None)
@@ -88,13 +65,12 @@ class Search:
         self.came_s = time.monotonic() - began
         self.clock = Clock(began, float(self.about.get("elapsed_s", 0.0)), self._keep_time)
         self.over = "best" in self.about
-        self.stop = threading.Event()
-        self.costs: dict[str, list[Outcome]] = {}
         if "space" not in self.about:
             self._settle()
         self.space = Space.from_json(self.about["space"])
         self.first_s = float(self.about["first_s"])
         self.study = open_journal(folder, wanted.seed)
+        self.executor = executor or Here(self.study, dataset, folder, str(device), keeping)
         self.clock.beat(now=True)
 
     # -- what is tried ------------------------------------------------------------------------------------------
@@ -152,26 +128,40 @@ class Search:
         return rung
 
     def try_out(self) -> None:
-        """Run trials while their time lasts."""
+        """Run trials while their time lasts, as many at a time as there is room for."""
         if "final" in self.about:
             return
-        for trial in self._interrupted_trials():
-            self._run(trial, "again")
+        running: dict[int, optuna.Trial] = {}
+        again = self._interrupted_trials()
         while True:
-            promoted = to_promote(self._known(), self._top_rung())
-            rung = promoted.user_attrs["rung"] + 1 if promoted else 0
-            end_s = self.clock.elapsed_s + self._wall_s(self._seconds_of(rung))
-            if end_s > self._search_until_s and self._known():
+            while len(running) < self.executor.slots and (trial := again.pop(0) if again else self._next_trial()):
+                running[trial._trial_id] = trial
+                self._begin(trial)
+            if not running:
                 return
-            if promoted:
-                self.study.enqueue_trial(promoted.params, user_attrs={"of": promoted.number})
-            elif point := self._next_recommended():
-                self.study.enqueue_trial(point, user_attrs={"recommended": True})
-            trial = self.study.ask()
-            config = self._config(suggest(trial, self.space), self._seconds_of(rung))
-            trial.set_user_attr("rung", rung)
-            trial.set_user_attr("run", config.run_id)
-            self._run(trial, "start")
+            for job, outcome in self.executor.wait(self.clock.beat):
+                assert job.trial is not None
+                self._end(running.pop(job.trial), job, outcome)
+
+    def _next_trial(self) -> optuna.Trial | None:
+        """The next configuration and its rung, or None when its time would not suffice, or nothing works."""
+        trials, known = self.study.get_trials(deepcopy=False), self._known()
+        promoted = to_promote(trials, self._top_rung())
+        rung = promoted.user_attrs["rung"] + 1 if promoted else 0
+        end_s = self.clock.elapsed_s + self._wall_s(self._seconds_of(rung))
+        if (known and end_s > self._search_until_s) or (len(known) >= 10 and all(t.value is None for t in known)):
+            return None
+        if not known and self.clock.elapsed_s > self._search_until_s:
+            return None
+        if promoted:
+            self.study.enqueue_trial(promoted.params, user_attrs={"of": promoted.number})
+        elif point := self._next_recommended():
+            self.study.enqueue_trial(point, user_attrs={"recommended": True})
+        trial = self.study.ask()
+        config = self._config(suggest(trial, self.space), self._seconds_of(rung))
+        trial.set_user_attr("rung", rung)
+        trial.set_user_attr("run", config.run_id)
+        return trial
 
     def _next_recommended(self) -> dict[str, Any] | None:
         """What is not left to the sampler yet."""
@@ -197,56 +187,36 @@ class Search:
         values = self.wanted.to_json()["data"]
         return to_config(point, self.space, data=values, seed=self.wanted.seed, seconds=seconds)
 
-    def _run(self, trial: optuna.Trial, event: str) -> None:
-        """Run a trial and tell Optuna how it ended."""
+    def _begin(self, trial: optuna.Trial) -> None:
+        rung = trial.user_attrs["rung"]
+        config = self._config(trial.params, self._seconds_of(rung))
+        self.notify("start", config, None)
+        allowed_s = self.budget_s - self._reserve_s - self.clock.elapsed_s
+        self.executor.submit(Job(config, allowed_s, trial._trial_id, rung))
+
+    def _end(self, trial: optuna.Trial, job: Job, outcome: Outcome) -> None:
+        """Tell Optuna how a trial ended, and keep what it cost beside its result."""
         import optuna
 
-        config = self._config(trial.params, self._seconds_of(trial.user_attrs["rung"]))
-        base = trial.user_attrs["rung"] * (MARKS + 1)
-
-        def report(share: float, score: float) -> bool:
-            mark = int(share * MARKS)
-            if mark < 3 or base + mark in trial.storage.get_trial(trial._trial_id).intermediate_values:
-                return False
-            trial.report(score, base + mark)
-            return trial.should_prune()
-
-        self.notify(event, config, None)
-        allowed_s = self.budget_s - self._reserve_s - self.clock.elapsed_s
-        outcome = self._execute(config, allowed_s, report)
+        if outcome.factor is not None:
+            trial.set_user_attr("cost", [outcome.factor, outcome.fixed_s])
         states = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
         state = states.get(outcome.state, optuna.trial.TrialState.FAIL)
-        if outcome.state == "pruned":
-            trial.set_user_attr("score", outcome.score)
-        value = outcome.score if state == optuna.trial.TrialState.COMPLETE else None
-        self.study.tell(trial, value, state)
+        self.study.tell(trial, outcome.score if state == optuna.trial.TrialState.COMPLETE else None, state)
         self.clock.beat(now=True)
-        self.notify(outcome.state, config, outcome)
-        if self.stop.is_set():
-            raise Interrupted("stopped")
+        self.notify(outcome.state, job.config, outcome)
 
-    def _execute(self, config: RunConfig, allowed_s: float, report: Any = None, captured: bool = False) -> Outcome:
-        outcome = run_trial(
-            config,
-            self.dataset,
-            self.folder / config.run_id,
-            allowed_s=allowed_s,
-            device=str(self.device),
-            captured=captured,
-            keeping=self.keeping,
-            report=report,
-            beat=self.clock.beat,
-            stop=self.stop,
-        )
-        if outcome.factor is not None:
-            self.costs.setdefault(config.model.name, []).append(outcome)
-        return outcome
+    def _costs(self, model: str | None = None) -> tuple[float, float] | None:
+        """Of the slowest trial so far: seconds of the loop for each of training, and seconds outside of the loop."""
+        found = [
+            t.user_attrs["cost"] for t in self._known() if "cost" in t.user_attrs and model in (None, t.params["model"])
+        ]
+        return (max(f for f, _ in found), max(s for _, s in found)) if found else None
 
     def _wall_s(self, seconds: float, model: str | None = None) -> float:
-        """How long a run of so many seconds of training takes altogether, by the slowest of those before."""
-        known = self.costs.get(model or "") or [one for some in self.costs.values() for one in some]
-        factor = max((one.factor or 1.0 for one in known), default=1.3)
-        return seconds * factor + max((one.fixed_s for one in known), default=0.5)
+        """How long a run of so many seconds of training takes altogether."""
+        factor, fixed_s = self._costs(model) or self._costs() or (1.3, 0.5)
+        return seconds * factor + fixed_s
 
     # -- the winner ---------------------------------------------------------------------------------------------
 
@@ -270,8 +240,9 @@ class Search:
             return
         self.notify("final", config, None)
         allowed_s = self.budget_s * 1.02 - self.clock.elapsed_s - self._fixed_s(config.model.name)
-        outcome = self._execute(config, allowed_s, captured=self._captured(final["seconds"]))
-        self.notify(outcome.state, config, outcome)
+        self.executor.submit(Job(config, allowed_s, captured=self._captured(final["seconds"])))
+        for _, outcome in self.executor.wait(self.clock.beat):
+            self.notify(outcome.state, config, outcome)
 
     def _winner(self) -> optuna.trial.FrozenTrial | None:
         """The best of the highest rung that any trial completed."""
@@ -283,7 +254,7 @@ class Search:
         return self.device.type == "cuda" and seconds >= 300
 
     def _fixed_s(self, model: str) -> float:
-        return max((one.fixed_s for one in self.costs.get(model, [])), default=1.0)
+        return (self._costs(model) or (1.3, 1.0))[1]
 
     def _final_s(self, best: optuna.trial.FrozenTrial) -> float:
         """Seconds of training that fit into what is left, with what goes along with them."""
@@ -292,7 +263,7 @@ class Search:
         left -= measure_s if (measure_s := self._measure_s(best.user_attrs["run"])) < 0.03 * self.budget_s else 0.0
         if self._captured(left):
             left -= 60.0
-        factor = max((one.factor or 1.0 for one in self.costs.get(model, [])), default=1.3)
+        factor, _ = self._costs(model) or (1.3, 1.0)
         return float(f"{max(0.0, left) / (1.03 * factor):.3g}")
 
     def _can_go_on(self, final: dict[str, Any]) -> bool:
@@ -331,19 +302,7 @@ class Search:
         answer = explain(rows, tried, show_seconds(self.budget_s))
         ordered = [by_id[row["run"]] for row in rows]
         ordered += [run for run in runs if run not in ordered]
-        name = Path(self.wanted.data.name).name or "data"
-        listed = [{"run_id": r.id, "labels": describe(r.config), "seed": r.config.seed} for r in ordered]
-        write_json(
-            self.folder / "study.json",
-            {
-                "name": f"fit-{name}",
-                "title": f"The best model for {name} in {show_seconds(self.budget_s)}",
-                "answer": answer,
-                "best": best.id,
-                "runs": listed,
-            },
-        )
-        _point_to(self.folder / "best", best)
+        write_study(self.folder, ordered, self.wanted.data.name, answer, show_seconds(self.budget_s))
         self.about |= {"best": best.id, "answer": answer}
         self.clock.beat(now=True)
         return Fitted(self.folder, best, answer, ordered, self.clock)
@@ -376,11 +335,3 @@ def read_about(folder: Path) -> dict[str, Any]:
 def _in_given_order(candidates: Sequence[Candidate], given: Sequence[str]) -> tuple[str, ...]:
     names = [candidate.name for candidate in candidates]
     return tuple(name for name in given if name in names) if given else tuple(names)
-
-
-def _point_to(link: Path, run: Run) -> None:
-    """Make `best` a link to the best run, where the file system has links; `fit.json` says it in any case."""
-    with contextlib.suppress(OSError):
-        if link.is_symlink() or not link.exists():
-            link.unlink(missing_ok=True)
-            link.symlink_to(run.id, target_is_directory=True)
