@@ -111,12 +111,12 @@ class Search:
     def _search_until_s(self) -> float:
         """When the trials end: after a share of what reading the data and looking at the models has left."""
         ready_s = float(self.about["ready_s"])
-        return ready_s + SEARCH_SHARE * (self.budget_s - ready_s)
+        return ready_s + SEARCH_SHARE * max(0.0, self.budget_s - self._reserve_s - ready_s)
 
     @property
     def _reserve_s(self) -> float:
         """For the tables, the page, and leaving, which takes its time where coming did."""
-        return 1.0 + 0.02 * self.budget_s + 0.4 * self.came_s
+        return 1.0 + 0.02 * self.budget_s + 0.25 * self.came_s
 
     def _seconds_of(self, rung: int) -> float:
         return self.first_s * FACTOR**rung
