@@ -17,6 +17,7 @@ from rich.text import Text
 from steppe.cli import study
 from steppe.cli.cost import cost
 from steppe.cli.evaluate import evaluate
+from steppe.cli.fit import fit
 from steppe.cli.geometry import geometry
 from steppe.cli.show import console, errors
 from steppe.cli.symmetry import symmetry
@@ -31,6 +32,7 @@ app = typer.Typer(
     help="Train image classifiers into flat minima at the lowest cost, and show that it did.",
 )
 app.command()(train)
+app.command()(fit)
 app.command()(cost)
 app.add_typer(study.app, name="study")
 app.command()(evaluate)

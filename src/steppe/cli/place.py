@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from steppe.errors import ConfigError
 from steppe.runs import TRACKERS
 
 _PANEL = "Images and trackers"
@@ -21,6 +22,28 @@ class Keep(StrEnum):
     memory = "memory"
     cache = "cache"
     stream = "stream"
+
+
+class Place(StrEnum):
+    """Where many runs are made."""
+
+    here = "here"
+    ray = "ray"
+
+
+OnOption = Annotated[Place, typer.Option("--on", help="on this machine, or as tasks of a Ray cluster")]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address", help="--on ray: the cluster, as `ray start` says it  \\[default: $RAY_ADDRESS, else one made here]"
+    ),
+]
+
+
+def check_place(on: Place, address: str | None) -> None:
+    """Refuse the address of a cluster that is not asked for."""
+    if address and on is not Place.ray:
+        raise ConfigError("--address is the address of a Ray cluster", where="--address", mend="add --on ray")
 
 
 KeepOption = Annotated[

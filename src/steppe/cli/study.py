@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.cli.place import (
+    AddressOption,
     CacheOption,
     Keep,
     KeepOption,
     MemoryOption,
+    OnOption,
+    Place,
     ReadersOption,
     ResidentOption,
     TrackOption,
+    check_place,
     gibibytes,
 )
 from steppe.cli.show import StudyProgress, console, progress_bar
@@ -28,6 +33,8 @@ from steppe.runs import Run, read_json
 app = typer.Typer(no_args_is_help=True, help="Runs that answer one question: list, show, run, compare.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="a study from `steppe study list`, or a TOML file")]
+
+
 Scale = Annotated[
     str | None,
     typer.Option(help="smoke, small, paper: `steppe study show` says which it has  \\[default: the study's own]"),
@@ -81,6 +88,8 @@ def run(
         int | None, typer.Option(min=1, help="runs at a time  \\[default: 1 on a GPU, else one a core]")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and what it will cost, and stop")] = False,
+    on: OnOption = Place.here,
+    address: AddressOption = None,
     keep: KeepOption = Keep.auto,
     cache: CacheOption = None,
     memory_limit: MemoryOption = None,
@@ -94,14 +103,16 @@ def run(
     """
     from steppe.data import Keeping
     from steppe.report import print_table, summarise, write_report
-    from steppe.studies import default_workers, find_study, known_threads, run_study, threads_for
+    from steppe.studies import default_workers, find_study, known_threads, run_study, run_study_on_ray, threads_for
     from steppe.train import pick_device
 
     study, path = find_study(name)
     study = at_scale(study, scale, where=str(path))
     planned = plan(study, where=str(path))
     folder = out or Path("runs") / study.folder_name
-    pick_device(device)
+    if on is Place.here or dry_run:
+        pick_device(device)
+    check_place(on, address)
     if dry_run:
         _print_estimate(study, planned, folder, data_root, device, workers or default_workers(device))
         return
@@ -112,7 +123,8 @@ def run(
     if settled and settled != threads_for(workers or default_workers(device)):
         console.print(f"each run computes with {settled} thread(s), as this folder was begun", soft_wrap=True)
     with progress_bar() as bar:
-        failed = run_study(
+        make = partial(run_study_on_ray, address=address) if on is Place.ray else run_study
+        failed = make(
             study,
             planned,
             folder,

@@ -90,7 +90,7 @@ def render(records: Sequence[Record], *, title: str | None, study: Mapping[str, 
         title=title or _study_text(study, "title") or _study_text(study, "name") or _default_title(rows),
         study_name=_study_text(study, "name"),
         question=_study_text(study, "question"),
-        headline=findings.headline(rows),
+        headline=[(answer, False)] if (answer := _study_text(study, "answer")) else findings.headline(rows),
         statements=[
             *findings.supporting(rows),
             *(told if len(told) <= 6 else []),

@@ -58,6 +58,7 @@ def read_record(run: Run) -> Record:
     files = [read(name) for name in ("cost.json", "geometry.json", "env.json", "data.json")]
     if status == "unfinished":
         reason = f"stopped or still running after epoch {metrics[-1]['epoch']}" if metrics else "no epoch finished yet"
+        reason = str(summary.get("reason") or reason)
     reason = "; ".join([*([reason] if reason else []), *damage])
     return Record(run.id, config, status, reason, summary, metrics, *files)
 

@@ -7,6 +7,7 @@ from steppe.studies.library import find_study, list_studies
 from steppe.studies.pipeline import add_measures, execute, load_model
 from steppe.studies.pool import default_workers, is_complete, known_threads, run_study, threads_for
 from steppe.studies.published import Published, read_published
+from steppe.studies.ray import run_study_on_ray
 
 __all__ = [
     "Cell",
@@ -30,6 +31,7 @@ __all__ = [
     "measure_cost",
     "read_published",
     "run_study",
+    "run_study_on_ray",
     "threads_for",
     "write_comparison",
 ]

@@ -69,15 +69,9 @@ def run_study(
     """
     make_trackers(track, print)  # a missing package is told before anything is run
     folder = Path(out)
-    kept = keeping or Keeping()
-    place = {
-        "data_root": data_root,
-        "device": device,
-        "keeping": {**asdict(kept), "cache": str(kept.cache) if kept.cache else None},
-        "track": list(track),
-    }
+    place = describe_place(data_root, device, keeping, track)
     workers = workers or default_workers(device)
-    threads = _open_folder(study, planned, folder, threads_for(workers))
+    threads = open_folder(study, planned, folder, threads_for(workers))
     shared = _Shared(study, folder, place, threads=threads, notify=notify)
     todo = [p for p in planned if not is_complete(folder, p, study)]
     for run in planned:
@@ -99,11 +93,25 @@ def run_study(
         raise Interrupted(
             f"stopped with {left} of {len(planned)} runs to go; nothing is lost", where=str(out), mend=mend
         )
-    _note_failures(study, planned, folder, shared.failed)
+    note_failures(study, planned, folder, shared.failed)
     return shared.failed
 
 
-def _open_folder(study: StudyConfig, planned: list[PlannedRun], out: Path, threads: int) -> int:
+def describe_place(
+    data_root: str | None, device: str | None, keeping: Keeping | None, track: Sequence[str]
+) -> dict[str, Any]:
+    """Where and how runs happen, as a part of a worker's job."""
+    kept = keeping or Keeping()
+    cache = str(kept.cache) if kept.cache else None
+    return {
+        "data_root": data_root,
+        "device": device,
+        "keeping": {**asdict(kept), "cache": cache},
+        "track": list(track),
+    }
+
+
+def open_folder(study: StudyConfig, planned: list[PlannedRun], out: Path, threads: int) -> int:
     """Write what the study is, and give the threads of a run: as settled when the folder was made, else as here."""
     with locked(out, "study", wait_s=60):
         threads = known_threads(out) or threads
@@ -111,7 +119,7 @@ def _open_folder(study: StudyConfig, planned: list[PlannedRun], out: Path, threa
     return threads
 
 
-def _note_failures(study: StudyConfig, planned: list[PlannedRun], out: Path, failed: dict[str, str]) -> None:
+def note_failures(study: StudyConfig, planned: list[PlannedRun], out: Path, failed: dict[str, str]) -> None:
     """Add why runs failed, here and in other processes, unless they are complete by now."""
     with locked(out, "study", wait_s=60):
         about = _about(out)

@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,16 +39,24 @@ def main() -> None:
     torch.set_num_threads(int(sys.argv[1]))
     jobs = _read_in_background(sys.stdin)
     while (line := jobs()) is not None:
-        _tell(answers, **_work(json.loads(line), answers))
+        answer = work(json.loads(line), lambda message: _tell(answers, **message))
+        _tell(answers, **answer)
 
 
-def _work(job: dict[str, Any], answers: TextIO) -> dict[str, Any]:
+def work(job: dict[str, Any], tell: Callable[[dict[str, Any]], None] = lambda message: None) -> dict[str, Any]:
+    """Make the run of a job; give the event it ended with.
+
+    Args:
+        job: as in this module's description.
+        tell: takes the events before the last.
+    """
+
     class Teller(Observer):
         def epoch(self, record: dict[str, Any]) -> None:
-            _tell(answers, event="epoch", record=record)
+            tell({"event": "epoch", "record": record})
 
         def say(self, text: str) -> None:
-            _tell(answers, event="note", text=text)
+            tell({"event": "note", "text": text})
 
     sys.argv = job["command"]  # what a person would type to have this run again, for env.json
     try:

@@ -34,6 +34,7 @@ def train(
     observer: Observer | None = None,
     keeping: Keeping | None = None,
     sharded: bool = False,
+    stop: threading.Event | None = None,
 ) -> Run:
     """Train one model and leave a run folder; go on where an earlier call was stopped.
 
@@ -46,6 +47,8 @@ def train(
         observer: told about progress.
         keeping: how many processes read images, and whether they stay on the device.
         sharded: among the processes that torchrun started, cut the model into shards (FSDP2) instead of copying it.
+        stop: set by Ctrl-C or SIGTERM; for a caller that has more to do, and must know of a request that came when
+            this run was about to end.
 
     Raises:
         RunError: the folder belongs to another configuration or data, is in use, or cannot be written.
@@ -60,11 +63,11 @@ def train(
                 return run
             quick = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True)
             forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
-            with forked, quick, _count_energy(run, place), _stop_requests() as stop:
+            with forked, quick, _count_energy(run, place), _stop_requests(stop) as asked:
                 _note_environment(run, place, ranks)
                 told = observer if observer is not None and ranks.leads else Observer()
                 with _tell_end(run, told):
-                    _complete(run, config, dataset, place, told, stop, captured, keeping, ranks)
+                    _complete(run, config, dataset, place, told, asked, captured, keeping, ranks)
         return run
 
 
@@ -210,9 +213,9 @@ def _check_weights(run: Run, config: RunConfig) -> None:
 
 
 @contextmanager
-def _stop_requests() -> Iterator[threading.Event]:
+def _stop_requests(stop: threading.Event | None = None) -> Iterator[threading.Event]:
     """Turn the first Ctrl-C or SIGTERM into a request that is met after the step; a second one is obeyed at once."""
-    stop = threading.Event()
+    stop = stop or threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

@@ -1,0 +1,148 @@
+"""`steppe fit`: the best model within a given time."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import Progress
+
+from steppe.cli.place import (
+    AddressOption,
+    CacheOption,
+    Keep,
+    KeepOption,
+    MemoryOption,
+    OnOption,
+    Place,
+    ReadersOption,
+    ResidentOption,
+    check_place,
+    gibibytes,
+)
+from steppe.cli.show import ReadingProgress, console, progress_bar
+from steppe.config import DataConfig, RunConfig, parse
+
+if TYPE_CHECKING:
+    from steppe.studies.trial import Outcome
+
+
+def fit(
+    data: Annotated[str, typer.Argument(help="a name from `steppe data`, a folder of class folders, or a .npz")],
+    budget: Annotated[str, typer.Option(help="time for everything, such as 90s, 20m or 1h30m")] = "20m",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="the search's folder  \\[default: runs/fit-<data>]")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="try only this model; may be given several times  \\[default: those that suit the images]"),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="also try fine-tuning and a frozen body from these; as `weights` of `steppe train`"),
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(help="side in pixels  \\[default: the data's own]")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the search and of every run")] = 0,
+    data_root: Annotated[
+        str | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")
+    ] = None,
+    on: OnOption = Place.here,
+    address: AddressOption = None,
+    keep: KeepOption = Keep.auto,
+    cache: CacheOption = None,
+    memory_limit: MemoryOption = None,
+    readers: ReadersOption = 0,
+    resident: ResidentOption = None,
+) -> None:
+    """Find the best model for some images within a time, and train it. The same command again goes on."""
+    began = _start_of_this_command()
+    from steppe.studies.clock import parse_seconds
+
+    check_place(on, address)
+    budget_s = parse_seconds(budget)
+    values = {"name": data} | ({"image_size": image_size} if image_size else {})
+    about_data = parse(DataConfig, values, where="the command line")
+    folder = out or Path("runs") / f"fit-{_slug(data)}"
+
+    from steppe.data import Keeping
+    from steppe.report import print_table, summarise, write_report
+    from steppe.runs import read_json
+    from steppe.studies.search import Wanted, fit
+
+    with progress_bar() as bar:
+        found = fit(
+            Wanted(about_data, tuple(model or ()), weights, seed),
+            budget_s,
+            folder,
+            data_root=data_root,
+            device=device,
+            keeping=Keeping(keep.value, gibibytes(memory_limit), cache, readers, resident),
+            progress=ReadingProgress(bar),
+            notify=_Shown(bar, folder),
+            began=began,
+            on_ray=on is Place.ray,
+            address=address,
+        )
+    study = read_json(folder / "study.json")
+    finished = [run for run in found.runs if run.finished]
+    print_table(summarise(finished, study)[:8], console)
+    page = write_report(found.runs, folder / "report.html", title=study["title"], study=study)
+    console.print(found.answer, markup=False, soft_wrap=True, style="bold")
+    console.print(f"best run: {found.best.path}", markup=False, soft_wrap=True)
+    console.print(f"accuracy against cost: {folder / 'pareto.csv'}", markup=False, soft_wrap=True)
+    console.print(f"report: {page}", markup=False, soft_wrap=True)
+    found.clock.beat(now=True)
+    console.print(f"took {found.clock.elapsed_s:.1f} of {budget_s:g} s", markup=False)
+
+
+class _Shown:
+    """Prints a line for every trial, or moves a bar."""
+
+    def __init__(self, bar: Progress | None, folder: Path) -> None:
+        self.bar, self.folder, self.count = bar, folder, 0
+        console.print(f"search in {folder}", markup=False, soft_wrap=True)
+        self.task = bar.add_task("searching", total=None) if bar else None
+
+    def __call__(self, event: str, config: RunConfig, outcome: Outcome | None) -> None:
+        from steppe.studies.space import describe
+
+        words = describe(config)
+        name = f"{words['model']} · {words['training']} · {words['seconds']} s"
+        if event == "final":
+            self._say(f"training the winner for {words['seconds']} s: {name} ({words['settings']})")
+        if outcome is None:
+            if self.bar and self.task is not None:
+                self.bar.update(self.task, description=name)
+            return
+        self.count += 1
+        score = "" if outcome.score is None else f", {outcome.score:.1%} validation"
+        how = {"complete": "", "pruned": ": given up", "late": ": out of time", "failed": f": {outcome.reason}"}
+        self._say(f"[{self.count}] {name}{how[outcome.state]}{score}")
+
+    def _say(self, text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+
+def _slug(data: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]+", "_", Path(data).name).strip("_.") or "data"
+
+
+def _start_of_this_command() -> float:
+    """When this process began, on the monotonic clock: loading Python and torch is part of the time somebody waits."""
+    now = time.monotonic()
+    if Path(sys.argv[0]).name not in ("steppe", "__main__.py"):  # called from a program that has lived for a while
+        return now
+    try:
+        fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return now
+    return now - max(0.0, age)

@@ -1,0 +1,143 @@
+"""What a search leaves beside its runs: every run in a table, the Pareto fronts, and why the best one was chosen."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steppe.runs import Run, write_atomically, write_json
+from steppe.studies.clock import Clock
+from steppe.studies.space import describe
+
+COSTS = ("time_s", "gradient_evaluations", "flops_per_image", "parameters")
+_FIGURES = ("val_accuracy", "val_loss", "test_accuracy", *COSTS)
+
+
+def tabulate(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One row for each finished run, with `front_COST` true where no other is as accurate for less.
+
+    Accuracy is that of the validation images; the test images are reported and decide nothing.
+    """
+    rows = []
+    for run in runs:
+        summary, counted = run.read_or_empty("summary.json"), run.read_or_empty("cost.json")
+        if not run.finished:
+            continue
+        rows.append(
+            {
+                "run": run.id,
+                **describe(run.config),
+                "val_accuracy": summary["val"]["accuracy"],
+                "val_loss": summary["val"]["loss"],
+                "test_accuracy": summary["test"]["accuracy"],
+                "time_s": summary["time_s"],
+                "gradient_evaluations": summary["gradient_evaluations"],
+                "flops_per_image": counted.get("flops_per_image"),
+                "parameters": counted.get("parameters"),
+            }
+        )
+    for cost in COSTS:
+        known = [row for row in rows if row[cost] is not None]
+        for row in rows:
+            row[f"front_{cost}"] = row in known and not any(_beats(other, row, cost) for other in known)
+    return sorted(rows, key=_rank, reverse=True)
+
+
+def _beats(other: dict[str, Any], row: dict[str, Any], cost: str) -> bool:
+    no_worse = other[cost] <= row[cost] and other["val_accuracy"] >= row["val_accuracy"]
+    return no_worse and (other[cost] < row[cost] or other["val_accuracy"] > row["val_accuracy"])
+
+
+def _rank(row: dict[str, Any]) -> tuple[float, float]:
+    return row["val_accuracy"], -row["val_loss"]
+
+
+def write_fronts(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Write `pareto.csv`, every run with its marks, and `pareto.json`, the fronts by cost, cheapest first."""
+    fronts = {
+        cost: sorted((r for r in rows if r[f"front_{cost}"]), key=lambda r: (r[cost], r["val_accuracy"]))
+        for cost in COSTS
+    }
+    slim = {
+        cost: [{key: row[key] for key in ("run", "model", "training", *_FIGURES)} for row in some]
+        for cost, some in fronts.items()
+    }
+    write_json(folder / "pareto.json", {"accuracy": "val_accuracy", "fronts": slim})
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    write_atomically(folder / "pareto.csv", text.getvalue())
+    return [folder / "pareto.json", folder / "pareto.csv"]
+
+
+def explain(rows: Sequence[dict[str, Any]], tried: int, budget: str) -> str:
+    """Say in one sentence which run is the best, by how much, and what the test images say of it.
+
+    Args:
+        rows: from `tabulate`, the best first.
+        tried: how many configurations there were.
+        budget: the search's, in words.
+    """
+    best = rows[0]
+    others = [row for row in rows if row["model"] != best["model"]]
+    ahead = f", the best of {tried} configurations tried within {budget}" if tried > 1 else ""
+    if others:
+        gap = 100 * (best["val_accuracy"] - others[0]["val_accuracy"])
+        by = f"{gap:.1f} points ahead of" if gap >= 0.05 else "as accurate as"
+        ahead += f" and {by} the best other architecture, {others[0]['model']} ({others[0]['time_s']:.1f} s)"
+    return (
+        f"{best['model']} under {best['training']} ({best['settings']}) reaches {best['val_accuracy']:.1%} on the "
+        f"validation images after {best['time_s']:.1f} s of training{ahead}; on the test images, which decided "
+        f"nothing, {best['test_accuracy']:.1%}."
+    ).replace("%", " %")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a search found.
+
+    Args:
+        folder: where everything is.
+        best: the run with the best validation accuracy.
+        answer: why, in a sentence.
+        runs: every run, the best first, then unfinished ones.
+        clock: what it took, in all sessions.
+    """
+
+    folder: Path
+    best: Run
+    answer: str
+    runs: list[Run]
+    clock: Clock
+
+
+def write_study(folder: Path, runs: Sequence[Run], data: str, answer: str, budget: str) -> None:
+    """Write `study.json`, which the report page is made from, and the link `best`.
+
+    Args:
+        folder: the search's.
+        runs: in the order they are to be listed, the best first.
+        data: the name of the images.
+        answer: what the page says first.
+        budget: in words.
+    """
+    name = Path(data).name or "data"
+    about = {"name": f"fit-{name}", "title": f"The best model for {name} in {budget}", "answer": answer}
+    listed = [{"run_id": run.id, "labels": describe(run.config), "seed": run.config.seed} for run in runs]
+    write_json(folder / "study.json", {**about, "best": runs[0].id, "runs": listed})
+    _point_to(folder / "best", runs[0])
+
+
+def _point_to(link: Path, run: Run) -> None:
+    """Make `best` a link to the best run, where the file system has links; `fit.json` says it in any case."""
+    with contextlib.suppress(OSError):
+        if link.is_symlink() or not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(run.id, target_is_directory=True)

@@ -1,0 +1,113 @@
+"""`steppe fit`: the best model within a given time.
+
+The time is divided: a part for trials, the rest for training the winner. Trials have budgets of seconds that grow by
+a factor from rung to rung (asynchronous successive halving, Li et al. 2020): a new configuration begins on the lowest
+rung, and the best third of a rung is trained again, from fresh weights and along its whole schedule, with three times
+the seconds. New configurations come from Optuna's TPE, after a few recommended ones; its percentile pruner gives up a
+trial that falls behind the others of its rung. Only validation images decide.
+
+Everything is kept in the folder: Optuna's journal, a run folder for each trial, and `fit.json` with the time spent so
+far. So a search that was stopped or killed goes on, with the run it was at.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from steppe import data
+from steppe.data import Keeping
+from steppe.errors import Interrupted, RunError
+from steppe.runs import locked
+from steppe.studies.front import Fitted, tabulate, write_fronts
+from steppe.studies.journal import import_optuna
+from steppe.studies.space import Wanted
+from steppe.studies.trials import Notify, Search, read_about
+from steppe.train import pick_device
+
+__all__ = ["Fitted", "Notify", "Wanted", "fit"]
+
+
+def fit(
+    wanted: Wanted,
+    budget_s: float,
+    out: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    device: str | None = None,
+    keeping: Keeping | None = None,
+    progress: data.Progress | None = None,
+    notify: Notify = lambda event, config, outcome: None,
+    began: float | None = None,
+    on_ray: bool = False,
+    address: str | None = None,
+) -> Fitted:
+    """Search for the best model within a time, or go on with a search.
+
+    Args:
+        wanted: what for.
+        budget_s: seconds for everything: reading, compiling, training, evaluating, in all sessions together.
+        out: the search's folder.
+        data_root: where named data sets live.
+        device: by default the GPU where there is one.
+        keeping: where the images are kept, and how they are read.
+        progress: told how a slow reading of the data goes.
+        notify: told how the search goes.
+        began: `time.monotonic()` when the time began; by default now.
+        on_ray: run the trials as tasks of a Ray cluster, several at a time.
+        address: of that cluster; by default $RAY_ADDRESS, else one on this machine that ends with the search.
+
+    Raises:
+        ConfigError: the budget is too short for anything, or Optuna is not installed.
+        RunError: the folder belongs to something else.
+        Interrupted: Ctrl-C or SIGTERM; everything is kept.
+    """
+    began = time.monotonic() if began is None else began
+    import_optuna()
+    place = pick_device(device)
+    folder = Path(out)
+    _check_folder(wanted, folder)
+    dataset = data.load(wanted.data, data_root, progress, keeping=keeping)
+    with locked(folder, "search"), ExitStack() as opened:
+        executor = None
+        if on_ray:
+            from steppe.studies.raytrials import RayTrials
+
+            executor = RayTrials(
+                folder,
+                address=address,
+                data_config=wanted.data,
+                data_root=data_root,
+                keeping=keeping,
+                device=device,
+                seed=wanted.seed,
+            )
+            opened.callback(executor.close)
+        search = Search(wanted, budget_s, folder, dataset, place, keeping, notify, began, executor)
+        try:
+            search.try_out()
+            search.train_winner()
+            return search.conclude()
+        except (Interrupted, KeyboardInterrupt):
+            search.clock.beat(now=True)
+            write_fronts(tabulate(search.runs()), folder)
+            mend = "run the same command again to go on from here"
+            left = max(0.0, budget_s - search.clock.elapsed_s)
+            what = f"stopped with {left:.0f} s of the budget left; nothing is lost"
+            raise Interrupted(what, where=str(folder), mend=mend) from None
+
+
+def _check_folder(wanted: Wanted, folder: Path) -> None:
+    """A search has a folder of its own, and goes on with what it began with."""
+    about = read_about(folder)
+    mend = "choose another folder with --out"
+    if not about:
+        foreign = folder.exists() and (not folder.is_dir() or any(p.name != ".lock" for p in folder.iterdir()))
+        if foreign:
+            raise RunError("this is not empty, and no search's folder", where=str(folder), mend=mend)
+        return
+    for key, value in wanted.to_json().items():
+        if about.get(key) != value:
+            what = f"this folder belongs to a search with another {key}: {about.get(key)!r} there, {value!r} here"
+            raise RunError(what, where=str(folder), mend=mend)

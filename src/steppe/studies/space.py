@@ -1,0 +1,277 @@
+"""What `steppe fit` chooses from: architecture × mode × minimizer × optimizer × schedule, and their numbers.
+
+A point of the space is a dict of plain values, as Optuna keeps it; `to_config` makes a run's configuration of it.
+Numbers that mean different things to different methods (the learning rates of SGD and AdamW, the radii of SAM and ASAM)
+have names of their own, so that what is learned about one is not believed of the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from steppe import models
+from steppe.config import DataConfig, ModelConfig, RunConfig, parse
+from steppe.data import Dataset
+from steppe.errors import ConfigError
+
+SCRATCH = "scratch"
+
+_BY_SIZE: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (3, ("mlp_64_64", "mlp_32_32_32", "mlp_128_128")),
+    (16, ("resnet_tiny", "vit_tiny_p2", "mixer_tiny_p2", "swin_tiny_p2", "wrn_10_2")),
+    (
+        64,
+        (
+            *("resnet_tiny", "wrn_10_2", "vit_2l_2h_128", "mixer_tiny_p2", "wrn_16_4", "vit_4l_4h_256"),
+            *("resnet18", "swin_t_p2", "mixer_s_p4", "vit_ti_p4"),
+        ),
+    ),
+    (1024, ("resnet_tiny", "vit_2l_2h_128_p16", "resnet18", "vit_ti_p16", "mixer_s_p16", "swin_t_p4", "resnet50")),
+)
+"""Images up to so many pixels a side, and the models worth trying on them, the cheap ones first."""
+
+OPTIMIZERS: dict[str, dict[str, tuple[float, float]]] = {
+    "adamw": {"lr": (3e-4, 1e-2), "weight_decay": (1e-3, 0.3)},
+    "sgd": {"lr": (0.01, 0.5), "weight_decay": (1e-5, 5e-3)},
+}
+METHODS: dict[str, tuple[str, float | None, tuple[float, float] | None]] = {
+    "base": ("base", None, None),
+    "sam_quarter": ("sam", 0.25, (0.01, 0.3)),
+    "sam": ("sam", None, (0.01, 0.3)),
+    "asam_quarter": ("asam", 0.25, (0.1, 2.0)),
+}
+"""Name -> (minimizer, share of the batch its ascent is taken on, range of rho)."""
+
+SCHEDULES = ("cosine", "linear", "step")
+AUGMENTS = ("none", "crop", "crop_flip")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is searched for: what a folder keeps, and cannot be changed when it goes on.
+
+    Args:
+        data: the images.
+        models: only these architectures; by default those that suit the images.
+        weights: where the modes finetune and frozen begin; without it everything is trained from scratch.
+        seed: of the sampler and of every run.
+    """
+
+    data: DataConfig
+    models: tuple[str, ...] = ()
+    weights: str | None = None
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        values = {"data": self.data.model_dump(mode="json", exclude_defaults=True) | {"name": self.data.name}}
+        return values | {"models": list(self.models), "weights": self.weights, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Space:
+    """The choices of one search; kept with it, so that it is continued in the same space.
+
+    Args:
+        models: names of architectures.
+        modes: of training; only `scratch` where there are no weights.
+        weights: where the other modes begin.
+        batch_sizes: images per step.
+        crop: pixels that images are padded by before a random crop; 0 where they are too small to be moved.
+    """
+
+    models: tuple[str, ...]
+    modes: tuple[str, ...] = (SCRATCH,)
+    weights: str | None = None
+    batch_sizes: tuple[int, ...] = (64,)
+    crop: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Space:
+        """The other way."""
+        plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return Space(**plain)
+
+
+def suggest(trial: Any, space: Space) -> dict[str, Any]:
+    """Ask an Optuna trial for every value; give the point."""
+    trial.suggest_categorical("model", space.models)
+    trial.suggest_categorical("mode", space.modes)
+    optimizer = trial.suggest_categorical("optimizer", tuple(OPTIMIZERS))
+    for key, (low, high) in OPTIMIZERS[optimizer].items():
+        trial.suggest_float(f"{optimizer}_{key}", low, high, log=True)
+    method = trial.suggest_categorical("method", tuple(METHODS))
+    if (radii := METHODS[method][2]) is not None:
+        trial.suggest_float(f"rho_{METHODS[method][0]}", *radii, log=True)
+    trial.suggest_categorical("schedule", SCHEDULES)
+    trial.suggest_float("warmup", 0.0, 0.2, step=0.05)
+    trial.suggest_categorical("batch_size", space.batch_sizes)
+    trial.suggest_categorical("augment", AUGMENTS if space.crop else AUGMENTS[:1])
+    return dict(trial.params)
+
+
+def to_config(point: dict[str, Any], space: Space, *, data: dict[str, Any], seed: int, seconds: float) -> RunConfig:
+    """Make the configuration of a run.
+
+    Args:
+        point: what was chosen.
+        space: where from.
+        data: the `data` section.
+        seed: of the run.
+        seconds: its budget.
+    """
+    name, share, _ = METHODS[point["method"]]
+    optimizer = point["optimizer"]
+    numbers = {key: _short(point[f"{optimizer}_{key}"]) for key in OPTIMIZERS[optimizer]}
+    values: dict[str, Any] = {
+        "seed": seed,
+        "batch_size": point["batch_size"],
+        "data": data,
+        "model": {"name": point["model"]},
+        "minimizer": {"name": name},
+        "optimizer": {"name": optimizer, **numbers},
+        "schedule": {"name": point["schedule"], "warmup": _short(point["warmup"])},
+        "budget": {"seconds": _short(seconds)},
+    }
+    if point["mode"] != SCRATCH:
+        values["model"] |= {"mode": point["mode"], "weights": space.weights}
+    if name != "base":
+        values["minimizer"] |= {"rho": _short(point[f"rho_{name}"])}
+    if share:
+        values["minimizer"]["ascent_fraction"] = share
+    if point["augment"] != "none":
+        values["augment"] = {"crop_padding": space.crop, "flip": point["augment"] == "crop_flip"}
+    return parse(RunConfig, values, where="the search")
+
+
+def recommended(space: Space) -> list[dict[str, Any]]:
+    """Where a search begins: for each family what our results and its authors recommend, the surest first.
+
+    In short runs the plain optimizer leads (docs/experiments.md), so it comes first for every family; then the second
+    gradient on a quarter of the batch, and a default run.
+    """
+    first = {name.split("_")[0].rstrip("0123456789"): name for name in reversed(space.models)}
+    convolutional = [first[family] for family in ("resnet", "wrn") if family in first]
+    others = [name for family, name in first.items() if name not in convolutional]
+    out: list[dict[str, Any]] = []
+    for mode in reversed(space.modes):
+        out += [_sgd(space, name, mode) for name in convolutional]
+        out += [_adamw(space, name, mode, lr=3e-3) for name in convolutional[:1]]
+        out += [_adamw(space, name, mode) for name in others]
+        out += [_sgd(space, name, mode, method="sam_quarter", rho_sam=0.05) for name in convolutional[:1]]
+        out += [_adamw(space, name, mode, method="sam_quarter", rho_sam=0.05) for name in others[:1]]
+    return out
+
+
+def describe(config: RunConfig) -> dict[str, str]:
+    """A configuration in a few labels, for tables."""
+    how = {"base": "", "sam": " + SAM", "asam": " + ASAM"}[config.minimizer.name]
+    how += " on a quarter" if config.minimizer.ascent_fraction else ""
+    mode = f", {config.model.mode}" if config.model.mode else ""
+    optimizer = {"adamw": "AdamW", "sgd": "SGD"}[config.optimizer.name]
+    rho = f", ρ {config.minimizer.rho:g}" if config.minimizer.rho else ""
+    moved = config.augment.crop_padding
+    augment = f", crops{' and mirrors' if config.augment.flip else ''}" if moved else ""
+    return {
+        "model": config.model.name,
+        "training": f"{optimizer}{how}{mode}",
+        "settings": f"lr {config.optimizer.lr:g}, decay {config.optimizer.weight_decay:g}{rho}, "
+        f"{config.schedule.name}, batch {config.batch_size}{augment}",
+        "seconds": f"{config.budget.seconds:g}",
+    }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that fits the images, and what a pass over them takes here, in seconds, about."""
+
+    name: str
+    epoch_s: float
+
+
+def find_models(
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    names: Sequence[str] = (),
+    weights: str | None = None,
+    modes: Sequence[str] = (SCRATCH,),
+    enough: Callable[[], bool] = lambda: False,
+) -> list[Candidate]:
+    """Find the models worth trying on these images, cheapest first, each with the time of an epoch.
+
+    Args:
+        dataset: the images.
+        device: where they are learned.
+        names: only these, where given.
+        weights: what the modes other than scratch begin from; models that they do not fit are left out.
+        modes: of training.
+        enough: asked between models; True ends the looking once there is one.
+
+    Raises:
+        ConfigError: none of them fits.
+    """
+    found: list[Candidate] = []
+    problem: ConfigError | None = None
+    for name in names or next(those for size, those in _BY_SIZE if dataset.image_size <= size):
+        if found and enough():
+            break
+        values: dict[str, Any] = {"name": name}
+        if weights and (mode := next((m for m in modes if m != SCRATCH), None)):
+            values |= {"mode": mode, "weights": weights}
+        try:
+            found.append(Candidate(name, _time_epoch(parse(ModelConfig, values, where="--model"), dataset, device)))
+        except ConfigError as error:
+            problem = error
+    if not found:
+        raise problem or ConfigError("there is no model to try")
+    return sorted(found, key=lambda candidate: candidate.epoch_s)
+
+
+def _time_epoch(config: ModelConfig, dataset: Dataset, device: torch.device) -> float:
+    """Time a forward and backward pass of one small batch, the second: the first warms up."""
+    batch = min(32, len(dataset.train))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = models.build(
+            config, image_size=dataset.image_size, channels=dataset.channels, classes=len(dataset.classes)
+        ).to(device)
+    model.train()
+    images = torch.zeros(batch, dataset.channels, dataset.image_size, dataset.image_size, device=device)
+    taken = 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        model(images).sum().backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        taken = time.perf_counter() - began
+    return taken * len(dataset.train) / batch
+
+
+def _sgd(space: Space, model: str, mode: str, **changes: Any) -> dict[str, Any]:
+    lr = 0.1 if mode == SCRATCH else 0.01
+    return _point(space, model, mode, optimizer="sgd", sgd_lr=lr, sgd_weight_decay=5e-4, warmup=0.1, **changes)
+
+
+def _adamw(space: Space, model: str, mode: str, lr: float = 1e-3, **changes: Any) -> dict[str, Any]:
+    return _point(space, model, mode, optimizer="adamw", adamw_lr=lr, adamw_weight_decay=0.05, **changes)
+
+
+def _point(space: Space, model: str, mode: str, **values: Any) -> dict[str, Any]:
+    batch = min(space.batch_sizes, key=lambda size: abs(size - 64))
+    point = {"method": "base", "schedule": "cosine", "warmup": 0.0, "batch_size": batch, "augment": "none"}
+    return {"model": model, "mode": mode, **point, **values}
+
+
+def _short(value: float) -> float:
+    """Three digits: more would say nothing, and make configurations unreadable."""
+    return float(f"{value:.3g}")

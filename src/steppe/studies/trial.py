@@ -1,0 +1,182 @@
+"""One trial of a search: an ordinary run that is watched, given up when it falls behind, and never out of its time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from steppe import cost, models
+from steppe.config import ModelConfig, RunConfig
+from steppe.data import Dataset, Keeping
+from steppe.errors import Interrupted, SteppeError
+from steppe.runs import Observer, Run
+from steppe.studies.costs import describe_training
+from steppe.train import train
+
+State = Literal["complete", "pruned", "late", "failed"]
+
+Report = Callable[[float, float], bool]
+"""Told the share of the budget spent and the score so far; True gives the trial up."""
+
+
+class GivenUp(Interrupted):
+    """The trial falls behind others that spent as much."""
+
+
+class Late(Interrupted):
+    """The time of the whole search is over."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended.
+
+    Args:
+        state: complete; pruned, when it fell behind; late, when its time was over; failed.
+        score: of the validation images, see `score_of`; None without an epoch.
+        wall_s: seconds it took altogether.
+        factor: seconds of the loop, evaluation and all, for each second of training; None where it is not known.
+        fixed_s: seconds outside the loop: building, compiling, the last evaluation.
+        reason: why it failed.
+    """
+
+    state: State
+    score: float | None
+    wall_s: float
+    factor: float | None = None
+    fixed_s: float = 0.0
+    reason: str = ""
+
+
+def score_of(record: dict[str, Any]) -> float:
+    """What a search maximises: validation accuracy; among equals, the smaller validation loss."""
+    return float(record["val_accuracy"]) - 1e-3 * min(float(record["val_loss"]), 10.0)
+
+
+def run_trial(
+    config: RunConfig,
+    dataset: Dataset,
+    folder: Path,
+    *,
+    allowed_s: float,
+    device: str | None = None,
+    captured: bool = False,
+    keeping: Keeping | None = None,
+    report: Report | None = None,
+    beat: Callable[[], None] = lambda: None,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Train a run, or go on with it, and count what its model costs.
+
+    Args:
+        config: the run, with a budget of seconds.
+        dataset: its images.
+        folder: its folder.
+        allowed_s: it is stopped when it has taken longer than this, whatever is left of its budget.
+        device: by default the GPU where there is one.
+        captured: on CUDA, record the step as a graph.
+        keeping: how images are kept and read.
+        report: told after every epoch; may give the trial up.
+        beat: called after every step.
+        stop: set by Ctrl-C or SIGTERM, also when the run came to its end meanwhile.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM; the run can go on.
+    """
+    began = time.monotonic()
+    watch = _Watch(config, began + allowed_s, report, beat)
+    state: State = "complete"
+    reason = ""
+    try:
+        run = train(
+            config,
+            dataset,
+            folder,
+            device=device,
+            captured=captured,
+            observer=watch,
+            keeping=keeping,
+            stop=stop,
+        )
+        _count(run, dataset)
+    except (GivenUp, Late) as error:
+        state, reason = ("pruned" if isinstance(error, GivenUp) else "late"), error.what
+        _note_stop(Run(folder), reason)
+    except Interrupted:
+        raise
+    except SteppeError as error:
+        return Outcome("failed", None, time.monotonic() - began, reason=str(error))
+    wall_s = time.monotonic() - began
+    records = Run(folder).metrics()
+    return Outcome(
+        state,
+        score_of(records[-1]) if records else None,
+        wall_s,
+        watch.factor,
+        max(0.0, wall_s - watch.loop_s) if watch.factor else 0.0,
+        reason,
+    )
+
+
+class _Watch(Observer):
+    """Sees to it that a trial does not outstay its time, and measures what its time went to."""
+
+    def __init__(self, config: RunConfig, deadline: float, report: Report | None, beat: Callable[[], None]) -> None:
+        assert config.budget.seconds is not None
+        self.budget_s, self.deadline, self.report, self.beat = config.budget.seconds, deadline, report, beat
+        self.loop_began = 0.0
+        self.loop_s = 0.0
+        self.factor: float | None = None
+        self.resumed = False
+
+    def start(self, run: Run, total_epochs: float, done_epochs: float) -> None:
+        self.loop_began = time.monotonic()
+        self.resumed = done_epochs > 0
+
+    def step(self, epochs: float) -> None:
+        self.beat()
+        if time.monotonic() > self.deadline:
+            raise Late("stopped: the time of the search is over")
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        self.loop_s = time.monotonic() - self.loop_began
+        if not self.resumed and record["time_s"] > 0:
+            self.factor = max(1.0, self.loop_s / record["time_s"])
+        share = record["time_s"] / self.budget_s
+        if self.report and share < 1 and self.report(share, score_of(record)):
+            spent = f"{record['time_s']:.1f} s of {self.budget_s:g}"
+            raise GivenUp(f"given up after {spent}: behind the other trials at {record['val_accuracy']:.2%} validation")
+
+
+def _count(run: Run, dataset: Dataset) -> None:
+    """Add what is counted, not measured: parameters, FLOPs, the speed of training. Flatness waits for the best run."""
+    if "parameters" not in run.read_or_empty("cost.json"):
+        shape = (dataset.channels, dataset.image_size, dataset.image_size)
+        found = {**_counts(run.config.model, shape, len(dataset.classes)), "training": describe_training(run)}
+        with run.lock():
+            run.write("cost.json", {**run.read_or_empty("cost.json"), **found})
+
+
+@lru_cache(maxsize=100)
+def _counts(config: ModelConfig, shape: tuple[int, int, int], classes: int) -> dict[str, int]:
+    with torch.random.fork_rng(devices=[]):
+        model = models.build(config, image_size=shape[1], channels=shape[0], classes=classes, load=False)
+    return {
+        "parameters": cost.count_parameters(model),
+        "trained_parameters": cost.count_parameters(model, trained=True),
+        "flops_per_image": cost.count_flops(model, shape),
+    }
+
+
+def _note_stop(run: Run, reason: str) -> None:
+    """Say in the folder why the run ends here, and drop its checkpoint: nobody goes on with it."""
+    with run.lock():
+        run.write("summary.json", {"status": "stopped", "reason": reason})
+        run.checkpoint.unlink(missing_ok=True)

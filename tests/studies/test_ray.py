@@ -1,0 +1,172 @@
+"""A study on a real local Ray cluster: the same results as without, through a killed worker and Ctrl-C."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from steppe.config import StudyConfig, plan
+from steppe.errors import ConfigError, Interrupted
+from steppe.runs import Run, read_json
+from steppe.studies import run_study, run_study_on_ray
+
+
+def make_study(**changes) -> StudyConfig:
+    values = {
+        "name": "s",
+        "base": {"batch_size": 256, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 1}},
+        "axes": {"how": {"base": {}, "sam": {"minimizer": {"name": "sam"}}}},
+        "measure": {"noise_draws": 2},
+    }
+    return StudyConfig.model_validate({**values, **changes})
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    study = make_study()
+    with pytest.raises(ConfigError, match="not installed") as caught:
+        run_study_on_ray(study, plan(study), tmp_path)
+    assert "steppe[ray]" in caught.value.mend
+
+
+def test_an_address_without_ray_is_told(capsys, tmp_path, monkeypatch):
+    from steppe.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["study", "run", "quickstart", "--address", "10.0.0.1:6379"])
+    assert caught.value.code == 2
+    assert "add --on ray" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield ray
+    ray.shutdown()
+
+
+def lock_holders(lock: Path) -> list[int]:
+    """The processes that have this file open: those that make the run."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                if any(os.readlink(handle) == str(lock) for handle in (process / "fd").iterdir()):
+                    found.append(int(process.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.slow
+def test_ray_gives_what_processes_give_and_nothing_twice(cluster, tmp_path):
+    study = make_study()
+    planned = plan(study)
+    events: list[tuple[str, str]] = []
+
+    def notify(event, run, details):
+        events.append((event, run.labels["how"]))
+
+    assert run_study_on_ray(study, planned, tmp_path / "ray", workers=2, notify=notify) == {}
+    assert {e for e in events if e[0] in ("start", "done")} == {
+        (event, how) for event in ("start", "done") for how in ("base", "sam")
+    }
+    assert ("epoch", "sam") in events
+    assert run_study(study, planned, tmp_path / "here", workers=2) == {}
+    for p in planned:
+        there, here = (Run(tmp_path / name / p.config.run_id) for name in ("ray", "here"))
+        assert there.weights.read_bytes() == here.weights.read_bytes()
+        assert there.read("geometry.json") == here.read("geometry.json")
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "ray").glob("*/*.json")}
+    events.clear()
+    run_study_on_ray(study, planned, tmp_path / "ray", workers=2, notify=notify)
+    assert sorted(events) == [("kept", "base"), ("kept", "sam")]
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "ray").glob("*/*.json")} == stamps
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_its_run_only_what_came_after_the_checkpoint(cluster, tmp_path):
+    study = make_study(axes={}, base={"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 12}})
+    (planned,) = plan(study)
+    run_id = planned.config.run_id
+    killed: list[int] = []
+
+    def kill_once(event, run, details):
+        if event == "epoch" and not killed:
+            killed.extend(lock_holders(tmp_path / "killed" / "locks" / run_id))
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    assert run_study_on_ray(study, [planned], tmp_path / "killed", workers=2, notify=kill_once) == {}
+    assert len(killed) == 1
+    assert run_study(study, [planned], tmp_path / "whole", workers=2) == {}
+    run, whole = Run(tmp_path / "killed" / run_id), Run(tmp_path / "whole" / run_id)
+    assert len(run.read("env.json")["earlier"]) == 1, "it was begun twice"
+    assert run.weights.read_bytes() == whole.weights.read_bytes()
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) <= 13, "at most the epoch after the last checkpoint was made again"
+
+
+@pytest.mark.slow
+def test_failures_are_told_and_what_needs_them_fails_too(cluster, tmp_path):
+    study = make_study(
+        runs={"begin": {"optimizer": {"lr": 1e30}}},
+        axes={"how": {"full": {"model": {"mode": "finetune", "weights": "run:begin"}}, "good": {}}},
+    )
+    planned = plan(study)
+    failed = run_study_on_ray(study, planned, tmp_path, workers=2)
+    by_label = {next(iter(p.labels.values())): p.config.run_id for p in planned}
+    assert set(failed) == {by_label["begin"], by_label["full"]}
+    assert "no longer a finite number" in failed[by_label["begin"]]
+    assert "which failed" in failed[by_label["full"]]
+    assert read_json(tmp_path / "study.json")["failed"] == failed
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_every_run(cluster, tmp_path):
+    base = {"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 40}}
+    study = make_study(base=base)
+    planned = plan(study)
+    begun = threading.Event()
+
+    def notify(event, run, details):
+        if event == "epoch":
+            begun.set()
+
+    def press() -> None:
+        begun.wait(120)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with pytest.raises(Interrupted, match="2 of 2 runs to go"):
+        run_study_on_ray(study, planned, tmp_path, workers=2, notify=notify)
+    time.sleep(0.5)
+    assert not [pid for p in planned for pid in lock_holders(tmp_path / "locks" / p.config.run_id)]
+    assert any((tmp_path / p.config.run_id / "checkpoint.safetensors").exists() for p in planned)
+
+
+@pytest.mark.slow
+def test_trials_of_a_search_are_spread(cluster, tmp_path):
+    from steppe.config import DataConfig
+    from steppe.studies.journal import open_journal
+    from steppe.studies.search import Wanted, fit
+
+    began = time.monotonic()
+    wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny",))
+    found = fit(wanted, 40, tmp_path / "f", device="cpu", on_ray=True)
+    assert time.monotonic() - began < 42
+    assert found.best.summary["test"]["accuracy"] > 0.9
+    trials = open_journal(tmp_path / "f", 0).get_trials()
+    spans = sorted((t.datetime_start, t.datetime_complete) for t in trials)
+    assert any(second[0] < first[1] for first, second in itertools.pairwise(spans)), "two at a time"
+    folders = [t.user_attrs["run"] for t in trials if t.state.name == "COMPLETE"]
+    assert all(Run(tmp_path / "f" / name).finished for name in folders)

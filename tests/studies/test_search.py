@@ -1,0 +1,329 @@
+"""`steppe fit`: what is chosen from, who goes up, what is given up, and that time and a kill -9 are respected."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState
+from PIL import Image
+
+from steppe import data
+from steppe.config import DataConfig, RunConfig
+from steppe.errors import ConfigError, RunError
+from steppe.report import write_report
+from steppe.report.record import read_record
+from steppe.runs import Run, create_run, find_runs, read_json
+from steppe.studies.clock import Clock, parse_seconds
+from steppe.studies.front import explain, tabulate, write_fronts
+from steppe.studies.journal import open_journal, to_promote
+from steppe.studies.search import Wanted, fit
+from steppe.studies.space import METHODS, Space, find_models, recommended, suggest, to_config
+from steppe.studies.trial import run_trial
+
+DIGITS = {"name": "digits"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("45s", 45), ("20m", 1200), ("1h30m", 5400), ("1.5h", 5400), ("2 min", 120), ("1H 5S", 3605)],
+)
+def test_times_are_read(text, seconds):
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0", "-5s", "1.2.3s", "m", "5d", "nan", "1e9999", "99999999h"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ConfigError, match="is not a time"):
+        parse_seconds(text)
+
+
+def test_every_point_of_the_space_is_a_run():
+    space = Space(("resnet_tiny", "vit_tiny_p2"), ("scratch", "frozen", "finetune"), "w.safetensors", (32, 64), crop=1)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    seen = set()
+    for _ in range(60):
+        config = to_config(suggest(study.ask(), space), space, data=DIGITS, seed=3, seconds=1.23456)
+        seen.add((config.minimizer.name, config.minimizer.ascent_fraction))
+        assert (config.model.weights is None) == (config.model.mode is None)
+        assert config.budget.seconds == 1.23
+        assert config.seed == 3
+    assert seen == {(name, share) for name, share, _ in METHODS.values()}
+    assert Space.from_json(json.loads(json.dumps(space.to_json()))) == space
+
+
+def test_recommended_points_are_in_the_space_and_each_family_has_one():
+    space = Space(("resnet_tiny", "wrn_10_2", "vit_tiny_p2", "mixer_tiny_p2"), crop=1)
+    points = recommended(space)
+    assert {point["model"] for point in points} == set(space.models)
+    study = optuna.create_study()
+    for point in points:
+        study.enqueue_trial(point)
+        assert suggest(study.ask(), space) == point, "Optuna would drop what is out of its range"
+
+
+def test_tiny_images_are_not_moved():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    assert {suggest(study.ask(), Space(("mlp_64_64",)))["augment"] for _ in range(20)} == {"none"}
+
+
+def test_models_that_fit_are_found_and_others_are_told():
+    digits = data.load(DataConfig(name="digits"))
+    cpu = torch.device("cpu")
+    found = find_models(digits, cpu)
+    assert {c.name for c in found} >= {"resnet_tiny", "vit_tiny_p2", "mixer_tiny_p2"}
+    assert [c.epoch_s for c in found] == sorted(c.epoch_s for c in found)
+    assert [c.name for c in find_models(digits, cpu, names=("vit_s_p16", "resnet_tiny"))] == ["resnet_tiny"]
+    with pytest.raises(ConfigError, match="does not fit 8×8"):
+        find_models(digits, cpu, names=("vit_s_p16",))
+    toys = data.load(DataConfig(name="toy_moons"))
+    assert all(c.name.startswith("mlp") for c in find_models(toys, cpu))
+
+
+def trial(number: int, rung: int, value: float | None, of: int | None = None) -> optuna.trial.FrozenTrial:
+    made = optuna.trial.create_trial(
+        params={"x": 0.5},
+        distributions={"x": FloatDistribution(0, 1)},
+        value=value,
+        state=TrialState.PRUNED if value is None else TrialState.COMPLETE,
+        user_attrs={"rung": rung} | ({} if of is None else {"of": of}),
+    )
+    made.number = number
+    return made
+
+
+def test_the_best_third_of_a_rung_goes_up_once():
+    low = [trial(0, 0, 0.1), trial(1, 0, 0.9), trial(2, 0, 0.5)]
+    assert to_promote(low[:2], top=2) is None, "a third of two is none"
+    assert to_promote(low, top=2).number == 1
+    assert to_promote(low, top=0) is None, "there is no higher rung"
+    up = [*low, trial(3, 1, 0.95, of=1)]
+    assert to_promote(up, top=2) is None
+    pruned = [*up, trial(4, 0, None), trial(5, 0, None), trial(6, 0, None)]
+    assert to_promote(pruned, top=2).number == 2, "those given up count as beaten"
+    second = [*up, *(trial(n, 1, 0.9, of=-n) for n in (7, 8))]
+    assert to_promote(second, top=2).number == 3, "the highest rung first"
+    assert to_promote(second, top=1) is None
+
+
+def test_a_trial_is_given_up_or_stopped_and_says_why(tmp_path):
+    digits = data.load(DataConfig(name="digits"))
+    values = {"model": {"name": "resnet_tiny"}, "batch_size": 256, "budget": {"seconds": 30}}
+    config = RunConfig.model_validate(values)
+    told = []
+
+    def report(share: float, score: float) -> bool:
+        told.append((share, score))
+        return len(told) == 2
+
+    outcome = run_trial(config, digits, tmp_path / "a", allowed_s=60, report=report)
+    assert outcome.state == "pruned"
+    assert outcome.score == told[-1][1]
+    assert 0 < told[0][0] < told[1][0] < 1
+    record = read_record(Run(tmp_path / "a"))
+    assert record.status == "unfinished"
+    assert "behind the other trials" in record.reason
+    assert not Run(tmp_path / "a").checkpoint.exists()
+    began = time.monotonic()
+    late = run_trial(config, digits, tmp_path / "b", allowed_s=1.0)
+    assert late.state == "late"
+    assert time.monotonic() - began < 5
+    failed = run_trial(
+        config.model_copy(update={"model": config.model.model_copy(update={"name": "no_such"})}),
+        digits,
+        tmp_path / "c",
+        allowed_s=9,
+    )
+    assert failed.state == "failed"
+    assert "unknown model" in failed.reason
+
+
+def test_a_finished_trial_is_an_ordinary_run_with_its_cost(tmp_path):
+    digits = data.load(DataConfig(name="digits"))
+    config = RunConfig.model_validate({"model": {"name": "resnet_tiny"}, "budget": {"seconds": 0.3}})
+    outcome = run_trial(config, digits, tmp_path / "r", allowed_s=60)
+    assert outcome.state == "complete"
+    assert outcome.factor >= 1
+    assert 0 < outcome.fixed_s < outcome.wall_s
+    assert Run(tmp_path / "r").finished
+    assert Run(tmp_path / "r").read("cost.json")["parameters"] == 77754
+
+
+def finished_run(folder: Path, name: str, val: float, test: float, time_s: float, flops: int) -> Run:
+    config = RunConfig.model_validate({"model": {"name": name}, "budget": {"seconds": time_s}})
+    run = create_run(folder / config.run_id, config)
+    found = {split: {"accuracy": value, "loss": 0.5} for split, value in (("val", val), ("test", test), ("train", 1.0))}
+    counts = {"time_s": time_s, "gradient_evaluations": 10.0}
+    run.write("summary.json", {"status": "finished", "config_sha256": run.config_sha256, **counts, **found})
+    run.write("cost.json", {"parameters": 5, "flops_per_image": flops})
+    run.weights.write_bytes(b"weights")
+    return run
+
+
+def test_fronts_are_of_validation_accuracy_and_each_cost(tmp_path):
+    cheap = finished_run(tmp_path, "resnet_tiny", val=0.90, test=0.99, time_s=1, flops=300)
+    dear = finished_run(tmp_path, "vit_tiny_p2", val=0.95, test=0.80, time_s=9, flops=200)
+    beaten = finished_run(tmp_path, "mixer_tiny_p2", val=0.90, test=0.99, time_s=2, flops=400)
+    rows = tabulate([cheap, dear, beaten])
+    assert rows[0]["run"] == dear.id, "the test set does not choose"
+    on = {cost: {r["run"] for r in rows if r[f"front_{cost}"]} for cost in ("time_s", "flops_per_image")}
+    assert on == {"time_s": {cheap.id, dear.id}, "flops_per_image": {dear.id}}
+    write_fronts(rows, tmp_path)
+    fronts = read_json(tmp_path / "pareto.json")["fronts"]
+    assert [row["run"] for row in fronts["time_s"]] == [cheap.id, dear.id]
+    with open(tmp_path / "pareto.csv", newline="") as file:
+        assert [row["front_time_s"] for row in csv.DictReader(file)] == [str(r["front_time_s"]) for r in rows]
+    said = explain(rows, 3, "1 min")
+    assert "vit_tiny_p2 under AdamW" in said
+    assert "5.0 points ahead of the best other architecture" in said
+    assert "95.0 %" in said
+    assert "80.0 %" in said
+    page = write_report([cheap, dear], tmp_path / "p.html", study={"name": "f", "answer": said}).read_text()
+    assert "95.0\u00a0% on the validation images" in page
+
+
+def test_a_torn_journal_is_read(tmp_path):
+    study = open_journal(tmp_path, seed=0)
+    study.enqueue_trial({"x": 0.25})
+    assert study.ask().suggest_float("x", 0, 1) == 0.25
+    with open(tmp_path / "optuna.journal", "ab") as file:
+        file.write(b'{"op_code": 6, "wor')
+    (tmp_path / "optuna.journal.lock").touch()
+    again = open_journal(tmp_path, seed=0)
+    assert [t.params for t in again.get_trials()] == [{"x": 0.25}]
+    again.ask()
+    assert len(open_journal(tmp_path, seed=0).get_trials()) == 2
+
+
+def test_the_clock_counts_earlier_sessions():
+    kept = []
+    clock = Clock(time.monotonic() - 5, 10.0, kept.append)
+    clock.beat(now=True)
+    clock.beat()
+    assert kept == pytest.approx([15.0], abs=0.5)
+
+
+def test_folders_of_other_things_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="no search's folder"):
+        fit(Wanted(DataConfig(name="digits")), 60, tmp_path)
+    (tmp_path / "notes.txt").unlink()
+    (tmp_path / "fit.json").write_text(json.dumps(Wanted(DataConfig(name="digits"), seed=4).to_json()))
+    with pytest.raises(RunError, match="another seed: 4 there, 0 here"):
+        fit(Wanted(DataConfig(name="digits")), 60, tmp_path)
+
+
+def test_too_short_a_budget_is_told_with_a_longer_one(tmp_path):
+    with pytest.raises(ConfigError, match="leaves no time to learn") as caught:
+        fit(Wanted(DataConfig(name="digits"), ("resnet_tiny",)), 0.5, tmp_path / "f")
+    assert "--budget 10s" in caught.value.mend
+
+
+@pytest.mark.slow
+def test_fit_keeps_its_budget_and_leaves_everything(tmp_path):
+    began = time.monotonic()
+    found = fit(Wanted(DataConfig(name="digits"), ("resnet_tiny", "mixer_tiny_p2")), 20, tmp_path / "f")
+    assert time.monotonic() - began < 21
+    runs = find_runs([tmp_path / "f"])
+    values = {run.id: run.summary["val"]["accuracy"] for run in runs if run.finished}
+    assert values[found.best.id] == max(values.values())
+    assert found.best.summary["test"]["accuracy"] > 0.9
+    about = read_json(tmp_path / "f" / "fit.json")
+    assert about["best"] == found.best.id
+    assert (tmp_path / "f" / "best").resolve() == found.best.path.resolve()
+    seconds = {run.config.budget.seconds for run in runs}
+    assert len(seconds) >= 3, "budgets grow, and the winner has its own"
+    assert len(values) == len((tmp_path / "f" / "pareto.csv").read_text().splitlines()) - 1
+    again = time.monotonic()
+    same = fit(Wanted(DataConfig(name="digits"), ("resnet_tiny", "mixer_tiny_p2")), 20, tmp_path / "f")
+    assert same.best.id == found.best.id
+    assert time.monotonic() - again < 5
+    assert len(find_runs([tmp_path / "f"])) == len(runs), "nothing more is tried"
+
+
+COMMAND = [sys.executable, "-m", "steppe.cli", "fit", "digits", "--model", "resnet_tiny"]
+
+
+def first_finished_trial(folder: Path, limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not list(folder.glob("*/summary.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_search_goes_on_within_its_budget(tmp_path, kind):
+    command = [*COMMAND, "--budget", "40s", "-o", "f"]
+    began = time.monotonic()
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first_finished_trial(tmp_path / "f")
+    time.sleep(1.0)
+    process.send_signal(kind)
+    _, told = process.communicate(timeout=30)
+    first_s = time.monotonic() - began
+    if kind == signal.SIGINT:
+        assert process.returncode == 130
+        assert "nothing is lost" in told
+    done = {run.id: run.weights.stat().st_mtime_ns for run in find_runs([tmp_path / "f"]) if run.finished}
+    began = time.monotonic()
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert first_s + time.monotonic() - began < 42 + 2, "two seconds may pass between two notes of the time"
+    runs = find_runs([tmp_path / "f"])
+    assert all(Run(tmp_path / "f" / name).weights.stat().st_mtime_ns == at for name, at in done.items())
+    states = [t.state for t in open_journal(tmp_path / "f", 0).get_trials()]
+    assert TrialState.RUNNING not in states
+    assert sum("earlier" in run.read("env.json") for run in runs) <= 1, "only the interrupted run was begun twice"
+    assert (tmp_path / "f" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_fit_on_a_folder_of_images(tmp_path):
+    rng = np.random.default_rng(0)
+    for label, low in (("dark", 0), ("light", 120)):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for n in range(60):
+            pixels = rng.integers(low, low + 136, (24, 24, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{n}.png")
+    command = [sys.executable, "-m", "steppe.cli", "fit", "photos", "--budget", "40s", "--image-size", "24"]
+    began = time.monotonic()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "160"})
+    assert time.monotonic() - began < 42
+    assert done.returncode == 0, done.stderr
+    best = Run(tmp_path / "runs" / "fit-photos" / "best")
+    assert best.summary["test"]["accuracy"] > 0.9
+    assert "on the validation images" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("digits", "--budget", "soon"), "'soon' is not a time"),
+        (("digitz",), "did you mean 'digits'"),
+        (("./nowhere/at_all",), "there is no such folder"),
+        (("digits", "--model", "resnet_tinny"), "did you mean 'resnet_tiny'"),
+        (("digits", "--weights", "none.pth", "--model", "resnet_tiny"), "none.pth"),
+    ],
+)
+def test_wrong_input_is_one_message(arguments, expected, tmp_path, monkeypatch, capsys):
+    from steppe.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", *arguments])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "runs" / "fit-digits" / "fit.json").exists()
