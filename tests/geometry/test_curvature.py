@@ -15,7 +15,7 @@ from steppe.geometry.eigen import extreme_eigenpairs, power_iteration
 from steppe.geometry.losses import CROSS_ENTROPY, ClassLoss, trained_loss
 from steppe.geometry.measuring import resolve_parts, spread_over_subsets
 from steppe.geometry.spectrum import density
-from steppe.train.steps import example_losses
+from steppe.train.objectives import example_losses
 
 PARTS = ("whole", "embedding", "attention", "mlp", "block1", "block2", "norm", "head")
 

@@ -252,7 +252,7 @@ def test_fit_keeps_its_budget_and_leaves_everything(tmp_path):
     assert len(find_runs([tmp_path / "f"])) == len(runs), "nothing more is tried"
 
 
-COMMAND = [sys.executable, "-m", "steppe.cli", "fit", "digits", "--model", "resnet_tiny"]
+COMMAND = [sys.executable, "-m", "steppe", "fit", "digits", "--model", "resnet_tiny"]
 
 
 def first_finished_trial(folder: Path, limit_s: float = 60) -> None:
@@ -296,7 +296,7 @@ def test_fit_on_a_folder_of_images(tmp_path):
         for n in range(60):
             pixels = rng.integers(low, low + 136, (24, 24, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{n}.png")
-    command = [sys.executable, "-m", "steppe.cli", "fit", "photos", "--budget", "40s", "--image-size", "24"]
+    command = [sys.executable, "-m", "steppe", "fit", "photos", "--budget", "40s", "--image-size", "24"]
     began = time.monotonic()
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "160"})
     assert time.monotonic() - began < 42
