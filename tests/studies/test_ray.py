@@ -46,6 +46,16 @@ def test_an_address_without_ray_is_told(capsys, tmp_path, monkeypatch):
     assert "add --on ray" in capsys.readouterr().err
 
 
+def test_a_cluster_that_does_not_answer_is_told_at_once(tmp_path):
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    study = make_study()
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="does not answer"):
+        run_study_on_ray(study, plan(study), tmp_path / "s", address="127.0.0.1:1")
+    assert time.monotonic() - began < 20
+    assert not (tmp_path / "s").exists()
+
+
 @pytest.fixture(scope="module")
 def cluster():
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -76,6 +77,7 @@ def run_study_on_ray(
     """
     make_trackers(track, print)
     ray = import_ray()
+    _check_address(address)
     folder = Path(out).absolute()
     place = describe_place(str(Path(data_root).absolute()) if data_root else None, device, keeping, track)
     slots = workers or default_workers(device)
@@ -227,17 +229,32 @@ def join_cluster(ray: Any, address: str | None, cpus: int) -> Iterator[None]:
         yield
         return
     where = address or os.environ.get("RAY_ADDRESS") or "local"
+    _check_address(where)
     options: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if where == "local" else {}
     try:
         ray.init(address=where, log_to_driver=False, logging_level="error", **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        what = f"the Ray cluster does not answer: {str(error).strip().splitlines()[0]}"
-        mend = "start one with `ray start --head`, or leave --address away to have one on this machine"
-        raise ConfigError(what, where=f"--address {where}", mend=mend) from None
+        raise _no_answer(where, str(error).strip().splitlines()[0]) from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str | None) -> None:
+    """Knock at the cluster's door: Ray itself would wait there for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not port.isdigit():  # none, "auto" or "local"
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise _no_answer(str(address), str(error)) from None
+
+
+def _no_answer(address: str, reason: str) -> ConfigError:
+    mend = "start one with `ray start --head`, or leave --address away to have one on this machine"
+    return ConfigError(f"the Ray cluster does not answer: {reason}", where=f"--address {address}", mend=mend)
 
 
 def count_gpus(ray: Any, device: str | None) -> int:

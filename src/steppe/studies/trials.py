@@ -90,7 +90,8 @@ class Search:
         self.about["ready_s"] = round(self.clock.elapsed_s, 2)
         search_s = self._search_until_s - self.clock.elapsed_s
         if search_s < max(1.0, 0.1 * self.budget_s):
-            what = f"a budget of {self.budget_s:g} s leaves no time to learn: reading took {self.clock.elapsed_s:.1f} s"
+            spent = f"starting and reading took {self.clock.elapsed_s:.1f} s"
+            what = f"a budget of {self.budget_s:g} s leaves no time to learn: {spent}"
             mend = f"give at least --budget {max(10, round(4 * self.clock.elapsed_s))}s"
             raise ConfigError(what, where="--budget", mend=mend)
         top_s = search_s / FACTOR
