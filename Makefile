@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast lint install clean constraints help
+.PHONY: demo test test-fast test-long lint install clean constraints help
 
 help:
 	@echo "make demo       install into $(VENV), run the quickstart study, print where its report is"
 	@echo "make test       install, then formatting, lint, types, import arrows and all tests"
 	@echo "make test-fast  the same without the slow tests"
+	@echo "make test-long  what takes minutes: every study at smoke, searches, Ray, four processes"
 
 install: $(VENV)/.installed
 
@@ -31,10 +32,13 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: install
+	$(BIN)/python -m pytest -m long
 
 test-fast: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not long"
 
 constraints: ## pin what is installed now, for CI
 	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt

@@ -77,7 +77,7 @@ def lock_holders(lock: Path) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ray_gives_what_processes_give_and_nothing_twice(cluster, tmp_path):
     study = make_study()
     planned = plan(study)
@@ -103,7 +103,7 @@ def test_ray_gives_what_processes_give_and_nothing_twice(cluster, tmp_path):
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "ray").glob("*/*.json")} == stamps
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_worker_costs_its_run_only_what_came_after_the_checkpoint(cluster, tmp_path):
     study = make_study(axes={}, base={"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 12}})
     (planned,) = plan(study)
@@ -126,7 +126,7 @@ def test_a_killed_worker_costs_its_run_only_what_came_after_the_checkpoint(clust
     assert len(lines) <= 13, "at most the epoch after the last checkpoint was made again"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_failures_are_told_and_what_needs_them_fails_too(cluster, tmp_path):
     study = make_study(
         runs={"begin": {"optimizer": {"lr": 1e30}}},
@@ -141,7 +141,7 @@ def test_failures_are_told_and_what_needs_them_fails_too(cluster, tmp_path):
     assert read_json(tmp_path / "study.json")["failed"] == failed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_keeps_every_run(cluster, tmp_path):
     base = {"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 40}}
     study = make_study(base=base)
@@ -164,7 +164,7 @@ def test_ctrl_c_keeps_every_run(cluster, tmp_path):
     assert any((tmp_path / p.config.run_id / "checkpoint.safetensors").exists() for p in planned)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trials_of_a_search_are_spread(cluster, tmp_path):
     from steppe.config import DataConfig
     from steppe.studies.journal import open_journal

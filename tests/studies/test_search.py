@@ -230,7 +230,7 @@ def test_too_short_a_budget_is_told_with_a_longer_one(tmp_path):
     assert "--budget 10s" in caught.value.mend
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fit_keeps_its_budget_and_leaves_everything(tmp_path):
     began = time.monotonic()
     found = fit(Wanted(DataConfig(name="digits"), ("resnet_tiny", "mixer_tiny_p2")), 20, tmp_path / "f")
@@ -262,7 +262,7 @@ def first_finished_trial(folder: Path, limit_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_search_goes_on_within_its_budget(tmp_path, kind):
     command = [*COMMAND, "--budget", "40s", "-o", "f"]
@@ -288,7 +288,7 @@ def test_a_stopped_search_goes_on_within_its_budget(tmp_path, kind):
     assert (tmp_path / "f" / "report.html").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fit_on_a_folder_of_images(tmp_path):
     rng = np.random.default_rng(0)
     for label, low in (("dark", 0), ("light", 120)):

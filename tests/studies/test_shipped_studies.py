@@ -68,7 +68,7 @@ def test_every_model_of_a_study_is_known(name):
             assert short_name(model) or timm.is_model(model.removeprefix("timm:"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", WITH_SCALES)
 def test_every_study_runs_at_smoke_and_is_compared(name, tmp_path):
     whole, path = find_study(name)

@@ -83,7 +83,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = ("ddp four", "fsdp four", "adversarial")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.long if case in LONG else ()) for case in CASES])
 def test_many_processes_train_as_one_does(alone, tmp_path, case):
     processes, flags, place = CASES[case]
     run(processes, tmp_path / "run", *flags, *place)
@@ -92,7 +95,10 @@ def test_many_processes_train_as_one_does(alone, tmp_path, case):
     assert_same_training(alone(*flags), many, tolerance=2e-3)
 
 
-@pytest.mark.parametrize(("before", "after"), [((2, ["--shard"]), (4, [])), ((4, []), (2, ["--shard"]))])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((2, ["--shard"]), (4, [])), pytest.param((4, []), (2, ["--shard"]), marks=pytest.mark.long)],
+)
 def test_a_stopped_run_goes_on_with_another_number_of_processes(alone, tmp_path, before, after):
     flags = ["--minimizer", "fsam", "--ema", "0.9"]
     out = tmp_path / "run"
@@ -112,6 +118,7 @@ def test_a_stopped_run_goes_on_with_another_number_of_processes(alone, tmp_path,
     assert_same_training(alone(*flags), stopped, tolerance=2e-3)
 
 
+@pytest.mark.long
 def test_per_rank_perturbations_differ_from_a_global_one(alone, tmp_path):
     run(2, tmp_path / "run", "--minimizer", "sam", "--rho", "0.2", "--per-rank")
     own = Run(tmp_path / "run").metrics()[-1]["train_loss"]
