@@ -201,7 +201,7 @@ MEASURES: dict[str, Measure] = {
     "noise": Measure(
         _noise,
         "loss under Gaussian weight noise",
-        MeasureConfig().model_dump(mode="json"),
+        MeasureConfig().noise,
         key="noise_loss",
     ),
     "line": Measure(
