@@ -1,6 +1,6 @@
 """Time of one optimizer step: ours (captured and eager) against the peers as their users run them.
 
-On a CUDA machine, all five networks (about eight minutes on an H200, most of it compiling):
+On a CUDA machine, all five networks (about ten minutes on an H200, most of it compiling):
 
     python benchmarks/minimizer_step.py --out results/minimizer_step.csv [--peers-path FOLDER]
 
@@ -44,7 +44,14 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "msam": ("msam", {}),
     "looksam-k5": ("looksam", {"k": 5}),
     "sam-quarter": ("sam", {"ascent_fraction": 0.25}),
+    "gsam": ("gsam", {}),
+    "fsam": ("fsam", {}),
+    "samon": ("samon", {}),
+    "aesam": ("aesam", {}),
+    "esam": ("esam", {}),
+    "base on a quarter": ("base", {}),
 }
+"""The last is a plain step on a quarter of the batch: what sam-quarter's first pass costs at the least."""
 
 
 class WideBlock(nn.Module):
@@ -106,6 +113,10 @@ MODELS: dict[str, tuple[Callable[[], Callable[[int], nn.Module]], int, int]] = {
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(model(x).float(), y)
+
+
+def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model(x).float(), y, reduction="none")
 
 
 class LoopSAM:
@@ -190,13 +201,15 @@ def sgd(model: nn.Module, **extra: Any) -> torch.optim.Optimizer:
 def measure_captured(model: nn.Module, batch: tuple[Tensor, Tensor], label: str, arguments: argparse.Namespace):
     """One of our methods as one graph."""
     name, options = METHODS[label]
+    if label == "base on a quarter":
+        batch = batch[0][: len(batch[0]) // 4].clone(memory_format=torch.channels_last), batch[1][: len(batch[1]) // 4]
     fresh_memory()
     started = time.perf_counter()
     minimizer = create(name, sgd(model, fused=True), model, **options)
-    step = CapturedStep(minimizer, model, loss_of, batch)
-    fraction = options.get("ascent_fraction")
+    step = CapturedStep(minimizer, model, losses_of if name == "esam" else loss_of, batch)
+    fraction = options.get("ascent_fraction") or (options.get("gamma", 0.5) if name == "esam" else None)
     for inputs in [batch] + ([tuple(t[: round(len(t) * fraction)] for t in batch)] if fraction else []):
-        step.compute(*inputs).backward()  # compile here, so that the peak below is a step's and not the compiler's
+        step.compute(*inputs)[0].backward()  # compile here, so that the peak below is a step's and not the compiler's
     model.zero_grad()
     fresh_memory()
     for _ in range(6):
@@ -207,12 +220,19 @@ def measure_captured(model: nn.Module, batch: tuple[Tensor, Tensor], label: str,
     return times, peak_mib(), compile_s
 
 
-def measure_eager(model: nn.Module, batch: tuple[Tensor, Tensor], label: str, which: str, arguments):
-    """A method run eagerly with bf16 autocast: ours, the loop, or pytorch_optimizer's."""
+def measure_eager(
+    model: nn.Module,
+    batch: tuple[Tensor, Tensor],
+    label: str,
+    which: str,
+    precision: str,
+    arguments: argparse.Namespace,
+):
+    """A method run eagerly, by default with bf16 autocast: ours, the loop, or pytorch_optimizer's."""
     x, y = batch
 
     def backward() -> Tensor:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = loss_of(model, x, y)
         loss.backward()
         return loss
@@ -266,25 +286,26 @@ def run_cuda(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         x = torch.randn(batch_size, 3, size, size, device="cuda").to(memory_format=torch.channels_last)
         batch = (x, torch.randint(100, (batch_size,), device="cuda"))
         base_ms = float("nan")
-        jobs = [("steppe-captured", label) for label in arguments.methods]
+        jobs = [("steppe-captured", label, "bf16") for label in arguments.methods]
         if not arguments.no_peers:
-            jobs += [(peer, label) for peer in peers for label in ("sam", "asam")]
-        for which, label in jobs:
+            jobs += [(peer, label, "bf16") for peer in peers for label in ("sam", "asam")]
+            jobs += [(peer, label, "fp32") for peer in peers[:2] for label in ("sam", "asam") if name == "swin-t@224"]
+        for which, label, precision in jobs:
             if which == "steppe-captured":
                 times, memory, compile_s = measure_captured(model, batch, label, arguments)
             else:
-                times, memory, compile_s = measure_eager(model, batch, label, which, arguments)
+                times, memory, compile_s = measure_eager(model, batch, label, which, precision, arguments)
             median = statistics.median(times)
             base_ms = median if (which, label) == ("steppe-captured", "base") else base_ms
             row = {
-                "model": name, "batch": batch_size, "method": label, "implementation": which, "precision": "bf16",
+                "model": name, "batch": batch_size, "method": label, "implementation": which, "precision": precision,
                 "ms_median": round(median, 4), "ms_min": round(min(times), 4), "ms_max": round(max(times), 4),
                 "ratio_to_captured_base": round(median / base_ms, 4), "peak_memory_mib": round(memory, 1),
                 "compile_and_record_s": round(compile_s, 1), "repeats": len(times),
             }  # fmt: skip
             rows.append(row)
             print(
-                f"{name:16} {which:18} {label:12} {median:8.3f} ms  x{row['ratio_to_captured_base']:<6.3f} "
+                f"{name:16} {which:18} {label:18} {precision} {median:8.3f} ms  x{row['ratio_to_captured_base']:<6.3f} "
                 f"{memory:8.0f} MiB  compile {compile_s:5.1f} s",
                 flush=True,
             )

@@ -10,8 +10,8 @@ import torch
 from cases import TinyConvNet, TinyTransformer, images
 from torch.nn.functional import cross_entropy
 
-from steppe.minimizers import CapturedStep, Every, create
-from steppe.minimizers.captured import _settings
+from steppe.minimizers import Batch, CapturedStep, Every, GradientNorm, create
+from steppe.minimizers.capturable import settings_of
 
 METHODS = ["base", "sam", "asam", "looksam", "msam", "gsam", "fsam", "samon"]
 OPTIONS = {"looksam": {"k": 2}, "gsam": {"rho_min": 0.01}, "msam": {"rho": 0.3}}
@@ -69,6 +69,55 @@ def test_equals_the_eager_step(method, device, optimizer):
     assert pointers == [p.data_ptr() for p in models[0].parameters()]
     if method == "looksam" and device == "cuda":
         assert len(step.graphs) == 2
+
+
+def losses_of(model, x, y):
+    return cross_entropy(model(x), y, reduction="none")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("beta", "gamma"), [(0.6, 0.5), (1.0, 0.5), (0.3, 1.0)])
+def test_esam_equals_the_eager_step(device, beta, gamma):
+    models, minimizers = pair("esam", device, make=TinyTransformer, beta=beta, gamma=gamma, rho=0.3)
+    minimizers[0].seed = minimizers[1].seed = 3
+    data = batches(device)
+    step = CapturedStep(minimizers[0], models[0], losses_of, data[0], autocast=None, compiled=False)
+    for x, y in [*data, *batches(device, 1, size=5), *data[:2]]:
+        batch = Batch(len(x), lambda part, x=x, y=y: losses_of(models[1], x[part], y[part]))
+        assert torch.allclose(step(x, y), minimizers[1].step(batch), rtol=1e-4)
+        assert step.passes == (3 if gamma < 1 else 2)
+    assert minimizers[0].gradient_evaluations == pytest.approx(minimizers[1].gradient_evaluations)
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+    assert minimizers[0].mask is None  # used without the captured step it draws its own subset again
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", ["aesam", "asam", "fsam", "gsam", "looksam"])
+def test_a_step_that_decides_by_its_gradient_equals_the_eager_one(device, method):
+    given = {} if method == "aesam" else {"schedule": None}
+    models, minimizers = pair(method, device, **given)
+    if method != "aesam":
+        for minimizer in minimizers:
+            minimizer.schedule = GradientNorm(start=0.0, end=0.0)
+    data = batches(device, 12)
+    step = CapturedStep(minimizers[0], models[0], loss_of, data[0], autocast=None, compiled=False)
+    passes = []
+    for x, y in data:
+        assert torch.allclose(step(x, y), eager_step(minimizers[1], models[1], x, y), rtol=1e-4)
+        passes.append(step.passes)
+    assert minimizers[0].sharp_step_count == minimizers[1].sharp_step_count == passes.count(2)
+    assert 0 < passes.count(2) < len(data)
+    assert minimizers[0].gradient_evaluations == minimizers[1].gradient_evaluations
+    for a, b in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_esam_wants_a_loss_for_each_example():
+    models, minimizers = pair("esam", "cpu")
+    step = CapturedStep(minimizers[0], models[0], loss_of, images(), autocast=None, compiled=False)
+    with pytest.raises(ValueError, match="one for each"):
+        step(*images())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -157,8 +206,7 @@ def test_both_passes_draw_the_same_numbers_on_request(device):
 def test_what_cannot_be_captured_is_refused():
     x, y = images()
     for method, options, reason in (
-        ("aesam", {}, "decides from the device"),
-        ("esam", {}, "decides from the device"),
+        ("esam", {"replay_rng": True}, "different examples"),
         ("sam", {"m": 4}, "one perturbation"),
         ("sam", {"scaler": torch.amp.GradScaler("cpu")}, "scaler"),
     ):
@@ -182,8 +230,8 @@ def test_a_base_whose_state_does_not_start_from_zero_steps_once_before():
 def test_a_change_of_a_recorded_number_is_refused():
     models, minimizers = pair("gsam", "cpu")
     step = CapturedStep(minimizers[0], models[0], loss_of, images(), captured=True, compiled=False)
-    step._record = lambda kind: None  # the recording itself needs CUDA
-    step.settings, step.graphs = _settings(minimizers[0]), {minimizers[0].kind(): None}
+    step._record = lambda kind, part: None  # the recording itself needs CUDA
+    step.settings, step.graphs = settings_of(minimizers[0]), {(minimizers[0].kind(), "whole"): None}
     step._check_settings()
     for key, value in (("momentum", 0.8), ("weight_decay", 0.5), ("rho_max", 0.9)):
         old = minimizers[0].param_groups[0][key]

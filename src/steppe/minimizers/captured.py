@@ -13,26 +13,23 @@ graph computes without recording it again. Set them as floats or in place; both 
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from . import vectors
+from .capturable import check_capturable, check_state, make_capturable, settings_of
 from .cheap import ESAM
+from .compiling import EagerBatch, LossFunction, bind, compile_loss
 from .engine import Minimizer
 from .fused import FusedPerturbation, can_fuse
 from .options import Kind
 from .recording import Kept, SameDraws, SecondSet
 from .schedules import GradientNorm
 from .statistics import RunningStatistics
-
-LossFunction = Callable[..., Tensor]
-"""(model, *inputs) -> the batch's mean loss."""
 
 Attack = Callable[[tuple[Tensor, ...], Tensor], tuple[Tensor, ...]]
 """(inputs, gradient with respect to the first of them) -> the inputs that the last pass sees."""
@@ -46,10 +43,10 @@ class CapturedStep:
             loss = step(x, y)
 
     Args:
-        minimizer: any method but those that decide from the device (ESAM, AE-SAM and gradient-norm schedules), without
-            a gradient scaler or micro-batches.
+        minimizer: any method, without a gradient scaler or micro-batches. A step that is sharp or not by its gradient's
+            norm (AE-SAM) is two graphs, and the host reads that norm in between.
         model: the network whose parameters the base optimizer holds.
-        loss: takes the model and the inputs and returns the mean loss.
+        loss: takes the model and the inputs and returns the mean loss, or one loss for each example.
         inputs: an example batch; shapes, dtypes, strides and device are those of every batch to come. A batch of
             another shape (the last one of an epoch) is run without the graph.
         autocast: dtype of the forward pass's autocast, None for none.
@@ -75,21 +72,31 @@ class CapturedStep:
         attack: Attack | None = None,
     ) -> None:
         """Prepare; kinds of steps are recorded when they first come up, or all at once by `record`."""
-        _check(minimizer)
+        check_capturable(minimizer)
         if warmup < 2:
             raise ValueError(f"a recording needs at least 2 steps before it, to make state and tables, not {warmup}")
         if attack is not None and minimizer.ascent_fraction is not None:
             raise ValueError("an attack needs the first gradient of every example: ascent_fraction leaves some out")
+        if attack is not None and (self._looks(minimizer) or isinstance(minimizer, ESAM)):
+            raise ValueError(f"an attack needs a second pass of the whole batch, and {minimizer.name} may leave it out")
         self.minimizer, self.model, self.warmup, self.attack = minimizer, model, warmup, attack
         self.device = inputs[0].device
         self.captured = self.device.type == "cuda" if captured is None else captured
         self.inputs = tuple(torch.empty_like(tensor).copy_(tensor) for tensor in inputs)
         self.loss = torch.zeros((), device=self.device)
-        self.plain = _bind(model, loss, autocast, self.device.type)
-        self.compute = _compile(model, loss, autocast, self.device.type, compile_options) if compiled else self.plain
+        self.plain = bind(model, loss, autocast, self.device.type)
+        self.compute = (
+            compile_loss(model, loss, autocast, self.device.type, compile_options) if compiled else self.plain
+        )
         self.static: dict[tuple[int, str], Tensor] = {}
         self.values: dict[tuple[int, str], float] = {}
-        self.graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[Kind, str], torch.cuda.CUDAGraph] = {}
+        self.passes = 0
+        """How often the latest step ran the loss."""
+        self.calls: dict[tuple[Kind, str], int] = {}
+        self.squared = torch.zeros((), device=self.device)
+        self.each: Tensor | None = None
+        self.looked: list[Tensor | None] = []
         self.settings: list[dict[str, Any]] = []
         self.pool: Any = None
         self.draws = SameDraws(minimizer.replay, self.device)
@@ -100,11 +107,13 @@ class CapturedStep:
         """Make what depends on which parameters there are; recordings of others are of no use."""
         minimizer = self.minimizer
         if self.captured:
-            _check_state(minimizer)
-            _make_capturable(minimizer)
+            check_state(minimizer)
+            make_capturable(minimizer)
             self._refresh_numbers()
         self.forget()
         self.second = SecondSet(minimizer, self.model)
+        subset = isinstance(minimizer, ESAM) and minimizer.beta < 1.0
+        self.mask = torch.ones(len(minimizer.parameters), device=self.device) if subset else None
         if can_fuse(minimizer) and not isinstance(minimizer.perturbation, FusedPerturbation):
             minimizer.perturbation = FusedPerturbation(minimizer.perturbation)
 
@@ -126,34 +135,69 @@ class CapturedStep:
             if held is not given:
                 held.copy_(given, non_blocking=True)
         kind = minimizer.kind()
-        if not self.captured:
-            with self._on_second_set():
-                self._body(kind)
-        else:
+        if self.captured:
             self._refresh_numbers()
             self._check_settings()
-            if kind not in self.graphs:
-                self._record(kind)
+            self.record(kind)
             self.draws.align()
-            self.graphs[kind].replay()
-        minimizer._count(kind.second, self._spent(kind))
+        self._fill_mask()
+        self.passes = 0
+        sharp = kind.second
+        if self._looks(minimizer) and kind.second:
+            self._run(kind, LOOK)
+            assert isinstance(minimizer.schedule, GradientNorm)
+            sharp = minimizer.schedule.observe(minimizer.step_count, self.squared)
+            self._run(kind, GO_ON if sharp else STOP)
+        else:
+            self._run(kind, WHOLE)
+        minimizer._count(sharp, self._spent(kind, sharp))
         return self.loss.clone()
+
+    def _run(self, kind: Kind, part: str) -> None:
+        """Do one part of a step: replay it, or without recordings make it."""
+        if self.captured:
+            self.graphs[kind, part].replay()
+        else:
+            with self._on_second_set():
+                self._body(kind, part)
+        self.passes += self.calls[kind, part]
+
+    def _fill_mask(self) -> None:
+        """Bring the coming step's subset of the tensors to the device, without waiting for it."""
+        if self.mask is None:
+            return
+        assert isinstance(self.minimizer, ESAM)
+        there = {i for i, twin in enumerate(self.second.parameters) if twin is not None}
+        chosen = torch.tensor(self.minimizer.subset(there), dtype=self.mask.dtype)
+        self.mask.copy_(chosen.pin_memory() if self.captured else chosen, non_blocking=True)
 
     def record(self, *kinds: Kind) -> None:
         """Record kinds of steps ahead of time, so that no step of the training stops for it."""
         if self.captured:
             for kind in kinds or (self.minimizer.kind(),):
-                if kind not in self.graphs:
-                    self._record(kind)
+                parts = (LOOK, GO_ON, STOP) if kind.second and self._looks(self.minimizer) else (WHOLE,)
+                for part in parts:
+                    if (kind, part) not in self.graphs:
+                        self._record(kind, part)
 
     # -- one step, as it is recorded ----------------------------------------------------------------------------
 
+    @staticmethod
+    def _looks(minimizer: Minimizer) -> bool:
+        """Whether a step looks at its first gradient before it goes on."""
+        return isinstance(minimizer.schedule, GradientNorm)
+
     def _pass(self, inputs: tuple[Tensor, ...], keep_loss: bool) -> None:
         with torch.enable_grad():
-            loss = self.compute(*inputs)
+            loss, each = self._call(inputs)
             loss.backward()
         if keep_loss:
             self.loss.copy_(loss.detach())
+            self.each = each
+
+    def _call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+        self.counted += 1
+        return self.compute(*inputs)
 
     def _attacking_pass(self, inputs: tuple[Tensor, ...], shared: bool) -> tuple[Tensor, ...]:
         """A pass that attacks the inputs too; unless its backward is shared, the weights get no gradient from it."""
@@ -161,7 +205,7 @@ class CapturedStep:
         if not shared:
             self.statistics.save()
         with torch.enable_grad():
-            loss = self.compute(watched, *inputs[1:])
+            loss, _ = self._call((watched, *inputs[1:]))
             if shared:
                 loss.backward()
             gradient = watched.grad if shared else torch.autograd.grad(loss, watched)[0]
@@ -171,31 +215,56 @@ class CapturedStep:
         assert gradient is not None
         return self.attack(inputs, gradient)
 
+    def _choose(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """ESAM: the examples whose loss rose most, found by a forward pass at the perturbed weights."""
+        minimizer = self.minimizer
+        if not isinstance(minimizer, ESAM) or minimizer.gamma == 1.0:
+            return inputs
+        _, after = self._call(inputs)
+        if after is None or self.each is None:
+            raise ValueError("esam chooses examples by their losses: let the loss return one for each (no mean)")
+        count, _ = minimizer.second_share(len(inputs[0]))
+        chosen = (after - self.each).topk(count).indices
+        return tuple(torch.empty_like(tensor[:count]).copy_(tensor[chosen]) for tensor in inputs)
+
     @torch.no_grad()
-    def _body(self, kind: Kind) -> None:
-        """All device work of one step of this kind."""
+    def _body(self, kind: Kind, part: str) -> None:
+        """All device work of one part of a step of this kind."""
         minimizer, inputs = self.minimizer, self.inputs
-        minimizer._reset()
-        minimizer.move_radius()
-        minimizer.zero_grad()
-        if kind.first:
-            part = inputs
-            if kind.second and minimizer.ascent_fraction is not None:
-                count = max(1, round(len(inputs[0]) * minimizer.ascent_fraction))
-                part = tuple(tensor[:count] for tensor in inputs)
-            self.draws.record()
-            if self.attack is not None:
-                inputs = part = self._attacking_pass(inputs, shared=kind.second)
-            if self.attack is None or not kind.second:
-                self._pass(part, keep_loss=self.attack is None)
-        if minimizer._ascend(kind):
-            with self.second.in_place(with_buffers=kind.first), self.draws.again(kind.first):
-                if self.attack is not None and not kind.first:
-                    inputs = self._attacking_pass(inputs, shared=False)
-                self._pass(inputs, keep_loss=not kind.first and self.attack is None)
-            self.second.hand_over_gradients()
-        minimizer._descend(kind)
-        minimizer._reset()
+        self.counted = 0
+        if part in (WHOLE, LOOK):
+            minimizer._reset()
+            minimizer.move_radius()
+            minimizer.zero_grad()
+            inputs = self._first_pass(kind) if kind.first else inputs
+        if part == LOOK:
+            squared = vectors.squared_norm(minimizer.blocks, minimizer.gradients())
+            self.squared.zero_() if squared is None else self.squared.copy_(squared)
+        else:
+            minimizer._decided = part == GO_ON
+            if part != STOP and minimizer._ascend(kind):
+                with self.second.in_place(with_buffers=kind.first), self.draws.again(kind.first):
+                    if self.attack is not None and not kind.first:
+                        inputs = self._attacking_pass(inputs, shared=False)
+                    inputs = self._choose(inputs)
+                    self._pass(inputs, keep_loss=not kind.first and self.attack is None)
+                self.second.hand_over_gradients()
+            minimizer._descend(kind)
+            minimizer._reset()
+        self.calls[kind, part] = self.counted
+
+    def _first_pass(self, kind: Kind) -> tuple[Tensor, ...]:
+        """The pass before the perturbation; returns what the last pass sees."""
+        inputs, part = self.inputs, self.inputs
+        if kind.second and self.minimizer.ascent_fraction is not None:
+            count = max(1, round(len(inputs[0]) * self.minimizer.ascent_fraction))
+            part = tuple(tensor[:count] for tensor in inputs)
+        self.draws.record()
+        if self.attack is not None:
+            inputs = part = self._attacking_pass(inputs, shared=kind.second)
+        if self.attack is None or not kind.second:
+            self._pass(part, keep_loss=self.attack is None)
+        return inputs
 
     @contextmanager
     def _on_second_set(self) -> Iterator[None]:
@@ -203,52 +272,73 @@ class CapturedStep:
         minimizer = self.minimizer
         statistics, minimizer.statistics = minimizer.statistics, RunningStatistics(None)
         minimizer.perturbed_copy = self.second.parameters
+        if isinstance(minimizer, ESAM):
+            minimizer.mask = self.mask
         try:
             yield
         finally:
             minimizer.statistics, minimizer.perturbed_copy = statistics, None
+            if isinstance(minimizer, ESAM):
+                minimizer.mask = None
 
     def _uncaptured(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """A batch of another shape: the same method, eagerly."""
         if self.attack is not None:
             raise ValueError("under an attack every batch has the shape of the example batch")
-        return self.minimizer.step(_EagerBatch(self.plain, inputs))
+        batch = EagerBatch(self.plain, inputs)
+        loss = self.minimizer.step(batch)
+        self.passes = batch.calls
+        return loss
 
-    def _spent(self, kind: Kind) -> float:
+    def _spent(self, kind: Kind, sharp: bool) -> float:
         own = self.attack is not None and not (kind.first and kind.second)
-        return self.minimizer._first_share(kind) + float(kind.second) + float(own)
+        second = float(sharp)
+        if sharp and isinstance(self.minimizer, ESAM):
+            _, second = self.minimizer.second_share(len(self.inputs[0]))
+        return self.minimizer._first_share(kind) + second + float(own)
 
     # -- recording ----------------------------------------------------------------------------------------------
 
-    def _record(self, kind: Kind) -> None:
-        _make_capturable(self.minimizer)  # a loaded state may say otherwise
-        self.settings = _settings(self.minimizer)
+    def _record(self, kind: Kind, part: str) -> None:
+        make_capturable(self.minimizer)  # a loaded state may say otherwise
+        self.settings = settings_of(self.minimizer)
         kept = Kept(self.minimizer, self.model)
         stream = _STREAMS.setdefault(self.device, torch.cuda.Stream(self.device))
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_second_set(), torch.cuda.device(self.device):
             with torch.cuda.stream(stream):
                 for _ in range(self.warmup):
-                    self._body(kind)
+                    self._give_gradients(part)
+                    self._body(kind, part)
             torch.cuda.current_stream(self.device).wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             self.draws.register(graph)
-            self.minimizer.zero_grad()
+            self._give_gradients(part)
             with torch.cuda.graph(graph, pool=self.pool, stream=stream):
-                self._body(kind)
+                self._body(kind, part)
         if isinstance(self.minimizer.perturbation, FusedPerturbation):
             self.minimizer.perturbation.fill_tables()
+        if part == LOOK:  # where this graph leaves its gradients, for the two that may follow it
+            self.looked = self.minimizer.gradients()
+            torch._foreach_zero_([gradient for gradient in self.looked if gradient is not None])
         self.minimizer.zero_grad()
         self.second.clear_gradients()
         self.pool = graph.pool()
-        self.graphs[kind] = graph
+        self.graphs[kind, part] = graph
         kept.put_back()
+
+    def _give_gradients(self, part: str) -> None:
+        """Before a part is made for its recording: none, or for a part that goes on from a look, that one's."""
+        if part in (GO_ON, STOP):
+            self.minimizer.set_gradients(self.looked)
+        else:
+            self.minimizer.zero_grad()
 
     def _check_settings(self) -> None:
         """Refuse a change of a number that the recordings hold: they would go on with the old one."""
         if not self.graphs:
             return
-        for index, (held, now) in enumerate(zip(self.settings, _settings(self.minimizer), strict=True)):
+        for index, (held, now) in enumerate(zip(self.settings, settings_of(self.minimizer), strict=True)):
             for key in held.keys() & now.keys():
                 if held[key] != now[key]:
                     raise ValueError(
@@ -271,100 +361,8 @@ class CapturedStep:
                 group[key] = held
 
 
+WHOLE, LOOK, GO_ON, STOP = "whole", "look", "go on", "stop"
+"""Parts of a step that are recorded apart: all of it; or up to the first gradient's norm, and what follows."""
+
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 """One stream a device for all recordings: cuBLAS keeps 64 MiB of workspace for each stream it has seen."""
-
-_COMPILED: WeakKeyDictionary[nn.Module, dict[Any, Callable[..., Tensor]]] = WeakKeyDictionary()
-
-
-def _bind(model: nn.Module, loss: LossFunction, autocast: torch.dtype | None, device: str) -> Callable[..., Tensor]:
-    """Forward and loss as a function of the inputs alone."""
-    reference = weakref.ref(model)
-
-    def compute(*inputs: Tensor) -> Tensor:
-        if autocast is None:
-            return loss(reference(), *inputs)
-        with torch.autocast(device, dtype=autocast):
-            return loss(reference(), *inputs)
-
-    return compute
-
-
-def _compile(
-    model: nn.Module, loss: LossFunction, autocast: torch.dtype | None, device: str, options: dict[str, Any] | None
-) -> Callable[..., Tensor]:
-    """The same, compiled; made once for a model and a loss, so another minimizer on them compiles nothing again."""
-    known = _COMPILED.setdefault(model, {})
-    key = (loss, autocast, device, repr(options))
-    if key not in known:
-        compute: Any = _bind(model, loss, autocast, device)
-        # torch keeps compiled versions by code object and gives up after a few: a code object for each model.
-        compute.__code__ = compute.__code__.replace(co_name=f"compute_{next(_NUMBERS)}")
-        known[key] = torch.compile(compute, dynamic=False, **(options or {}))
-    return known[key]
-
-
-_NUMBERS = itertools.count()
-
-
-class _EagerBatch:
-    """The closure of a step that is not captured; can run on part of its batch."""
-
-    def __init__(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
-        self.compute, self.inputs, self.size = compute, inputs, len(inputs[0])
-
-    def __call__(self, part: slice = slice(None), weight: float = 1.0) -> Tensor:
-        loss = self.compute(*(tensor[part] for tensor in self.inputs))
-        (loss * weight).backward()
-        return loss
-
-
-def _check(minimizer: Minimizer) -> None:
-    """Refuse what cannot be recorded, saying why."""
-    if isinstance(minimizer.schedule, GradientNorm) or isinstance(minimizer, ESAM):
-        raise ValueError(f"{minimizer.name} decides from the device's numbers in mid-step and cannot be captured")
-    if minimizer.m is not None:
-        raise ValueError(f"a captured step has one perturbation for its batch; m={minimizer.m!r} is not supported")
-    if hasattr(minimizer.model, "no_sync") or any(block.distributed for block in minimizer.blocks):
-        raise ValueError("a captured step runs on one device: gradients of its second set of weights are not reduced")
-    if minimizer.unscaling.scaler is not None:
-        raise ValueError("a gradient scaler decides on the host and cannot be captured; use bf16")
-    if any(group.get("dampening") for group in minimizer.param_groups) and not minimizer.state:
-        raise ValueError("SGD's dampening treats its first step apart: make one step before capturing")
-
-
-_NOT_FROM_ZERO = (torch.optim.NAdam, torch.optim.ASGD, torch.optim.Rprop)
-
-
-def _check_state(minimizer: Minimizer) -> None:
-    """Warm-up steps make the base optimizer's state, which is set to zero after them: refuse where that is wrong."""
-    missing = any(p.requires_grad and p not in minimizer.state for p in minimizer.parameters)
-    if missing and isinstance(minimizer.base, _NOT_FROM_ZERO):
-        name = type(minimizer.base).__name__
-        raise ValueError(f"{name}'s state does not start from zero: make one step before capturing")
-
-
-def _settings(minimizer: Minimizer) -> list[dict[str, Any]]:
-    """The numbers of each group that are no tensors of the graph."""
-    tensors = ("lr", "initial_lr", "capturable", "fused", "foreach", *minimizer.numbers)
-    return [
-        {key: value for key, value in group.items() if key not in tensors and isinstance(value, int | float | tuple)}
-        for group in minimizer.param_groups
-    ]
-
-
-def _make_capturable(minimizer: Minimizer) -> None:
-    """Set what torch's optimizers need under capture: the fused form, counters on the device."""
-    for group in minimizer.param_groups:
-        if "capturable" in group:
-            group["capturable"] = True
-        if "fused" in group:
-            group["fused"], group["foreach"] = True, False
-        for parameter in group["params"]:
-            step = minimizer.state[parameter].get("step") if parameter in minimizer.state else None
-            if isinstance(step, Tensor):
-                minimizer.state[parameter]["step"] = step.to(parameter.device, torch.float32)
-            if isinstance(minimizer.base, torch.optim.SGD) and group["momentum"] and parameter.requires_grad:
-                held = minimizer.state[parameter]
-                if held.get("momentum_buffer") is None:  # fused SGD cannot start some of its buffers later than others
-                    held["momentum_buffer"] = torch.zeros_like(parameter)

@@ -159,18 +159,33 @@ class ESAM(SAM):
         if self.ascent_fraction is not None:
             raise ValueError("esam compares all examples' losses before and after: it takes no ascent_fraction")
         self.beta, self.gamma = beta, gamma
+        self.mask: Tensor | None = None
+        """One number a tensor, 1 if it is in the subset: a captured step keeps it on the device and fills it."""
         alone = not (dist.is_available() and dist.is_initialized())
         self.seed = torch.initial_seed() % 2**32 if alone else 0
 
     def direction(self, gradient: Vector) -> tuple[Vector, float]:
-        """The gradient on a random subset of the tensors, drawn on the host and never empty."""
+        """The gradient on a random subset of the tensors."""
         if self.beta == 1.0:
             return gradient, 1.0
+        if self.mask is not None:
+            there = [(g, weight) for g, weight in zip(gradient, self.mask, strict=True) if g is not None]
+            torch._foreach_mul_([g for g, _ in there], [weight for _, weight in there])
+            return gradient, 1.0 / self.beta
+        chosen = self.subset({i for i, g in enumerate(gradient) if g is not None})
+        return [g if chosen[i] else None for i, g in enumerate(gradient)], 1.0 / self.beta
+
+    def subset(self, there: set[int]) -> list[bool]:
+        """Which tensors the coming step perturbs: drawn on the host, and never none.
+
+        Args:
+            there: numbers of the tensors that have a gradient.
+        """
         generator = torch.Generator().manual_seed(self.seed + self.step_count)
-        draws = torch.rand(len(gradient), generator=generator).tolist()
-        open_to_it = {i for block in self.blocks if block.perturbed for i in block.members if gradient[i] is not None}
+        draws = torch.rand(len(self.parameters), generator=generator).tolist()
+        open_to_it = {i for block in self.blocks if block.perturbed for i in block.members if i in there}
         limit = max(self.beta, min((draws[i] for i in open_to_it), default=0.0))
-        return [g if draws[i] <= limit else None for i, g in enumerate(gradient)], 1.0 / self.beta
+        return [draw <= limit for draw in draws]
 
     def select(self, closure: Any) -> tuple[Examples, float] | None:
         """The examples whose loss rose most."""
@@ -179,11 +194,22 @@ class ESAM(SAM):
         batch = require_batch(closure, "esam's choice of examples", "latest", "score")
         before = batch.latest
         assert before is not None
-        count = max(1, round(self.gamma * batch.size))
+        count, cost = self.second_share(batch.size)
         if self.replay is not None:
             self.replay.replay(last=False)
         rise = batch.score() - before
-        return rise.topk(count).indices, FORWARD_COST + count / batch.size
+        return rise.topk(count).indices, cost
+
+    def second_share(self, size: int) -> tuple[int, float]:
+        """How many of a batch's examples make the second gradient, and what that costs, the choosing included.
+
+        Args:
+            size: the number of examples in the batch.
+        """
+        if self.gamma == 1.0:
+            return size, 1.0
+        count = max(1, round(self.gamma * size))
+        return count, FORWARD_COST + count / size
 
 
 class AESAM(SAM):
@@ -194,7 +220,7 @@ class AESAM(SAM):
 
     Jiang, Yang, Zhang, Kwok, "An Adaptive Policy to Employ Sharpness-Aware Minimization", ICLR 2023
     (arXiv:2304.14647). Published: δ = 0.9, λ₁ = −1, λ₂ = 1.
-    The decision is the host's, so each step reads one number from the device.
+    The decision is the host's, so each step reads one number from the device, a captured one too.
     """
 
     name = "aesam"

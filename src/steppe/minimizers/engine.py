@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from . import vectors
 from .batch import Examples, require_batch
 from .checks import check_closure, check_groups, check_loss, check_numbers, check_options
+from .micro_batches import micro_passes
 from .options import PLAIN, Kind
 from .parameters import Filter
 from .perturbation import Perturbation
@@ -101,7 +102,7 @@ class Minimizer(Wrapper):
         self.perturbed_copy: Vector | None = None
         """Where they are written; None: to the weights themselves, after a snapshot."""
         self._moved = self._stepping = False
-        self._failed_at: int | None = None
+        self._taken_in: int | None = None
         """The step that failed after its first gradient was taken in; made again, it must not be taken in twice."""
         self._kind: Kind | None = None
         self._first: Vector | None = None
@@ -145,10 +146,10 @@ class Minimizer(Wrapper):
         kind = self._begin()
         self._stepping = True
         try:
-            loss = self._micro_passes(closure, kind) if isinstance(self.m, int) else self._passes(closure, kind)
+            loss = micro_passes(self, closure, kind) if isinstance(self.m, int) else self._passes(closure, kind)
             self._finish(kind)
         except BaseException:
-            self._failed_at = self.step_count if self._ascended else self._failed_at
+            self._taken_in = self.step_count if self._ascended else self._taken_in
             self.abandon()
             raise
         finally:
@@ -259,34 +260,6 @@ class Minimizer(Wrapper):
         assert loss is not None
         return loss.detach()
 
-    def _micro_passes(self, closure: Callable[..., Tensor], kind: Kind) -> Tensor:
-        """One ε for each micro-batch of m examples; their second gradients add up, weighted by size."""
-        assert isinstance(self.m, int)
-        batch = require_batch(closure, f"m-sharpness with m={self.m}")
-        nothing: list[Tensor | None] = [None] * len(self.parameters)
-        gathered, total = nothing, torch.zeros(())
-        for start in range(0, batch.size, self.m):
-            part = slice(start, min(start + self.m, batch.size))
-            weight, last = (part.stop - part.start) / batch.size, part.stop == batch.size
-            quiet = nullcontext() if last else self.without_sync()
-            if self.replay is not None:
-                self.replay.record()
-            self.set_gradients(nothing if kind.second else gathered)
-            with self.without_sync() if kind.second else quiet, torch.enable_grad():
-                loss = check_loss(closure(part, 1.0 if kind.second else weight))
-            self._spent += weight
-            if self._ascend(kind):
-                self.set_gradients(gathered)
-                with self.second_pass(), quiet, torch.enable_grad():
-                    closure(part, weight)
-                self._spent += weight
-                self._restore()
-            gathered = self.gradients()
-            total = loss.detach() * weight + total.to(loss.device)
-            if self._overflowed:
-                break
-        return total
-
     def _ascend(self, kind: Kind) -> bool:
         """Perturb, if the step is sharp; gradients are then empty for the second pass."""
         self._ascended = False
@@ -312,9 +285,9 @@ class Minimizer(Wrapper):
         """Whether a schedule that looks at the gradient wants this step sharp."""
         if not isinstance(self.schedule, GradientNorm):
             return True
+        if self._decided or self._taken_in == self.step_count:  # by a captured step; or for a pass that failed
+            return True
         squared = vectors.squared_norm(self.blocks, gradient)
-        if self._failed_at == self.step_count:  # decided for the second pass that failed
-            return squared is not None
         return squared is not None and self.schedule.observe(self.step_count, squared)
 
     def _move(self, direction: Vector, length: float, consume: bool) -> None:
@@ -371,7 +344,7 @@ class Minimizer(Wrapper):
 
     def _reset(self) -> None:
         self._kind = self._first = None
-        self._ascended = self._unscaled = self._overflowed = False
+        self._ascended = self._unscaled = self._overflowed = self._decided = False
         self._spent = 0.0
 
     def build(self) -> None:

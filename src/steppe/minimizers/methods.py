@@ -199,7 +199,7 @@ class FSAM(SAM):
         average = self.average("gradient")
         for block in self.blocks:
             group = self.param_groups[block.group]
-            if self._failed_at != self.step_count:
+            if self._taken_in != self.step_count:
                 vectors.scale_([block], average, group["lam"])
                 vectors.add_([block], average, gradient, 1.0 - group["lam"])
             vectors.add_([block], gradient, average, -group["sigma"])

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from steppe.config import RunConfig
-from steppe.minimizers import Batch, CapturedStep, Minimizer, RunningStatistics
+from steppe.minimizers import ESAM, Batch, CapturedStep, Minimizer, RunningStatistics
 from steppe.train.objectives import Inputs, Objective
 
 
@@ -93,13 +93,14 @@ class CompiledStep:
         """
         self.minimizer, self.objective = minimizer, objective
         self.compile_s = 0.0
-        hits = torch.zeros(2, dtype=torch.int64, device=inputs[0].device)
+        hits = torch.zeros(3, dtype=torch.int64, device=inputs[0].device)
         self.hits = hits
+        chooses = isinstance(minimizer, ESAM)
 
         def loss(network: nn.Module, *inputs: Tensor) -> Tensor:
             losses, hit = objective.losses(network, *inputs)
-            hits.copy_(torch.stack((hits[1], hit)))  # this pass and the one before
-            return losses.mean()
+            hits.copy_(torch.stack((hits[1], hits[2], hit)))  # the latest pass comes last
+            return losses if chooses else losses.mean()
 
         autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         self.step = CapturedStep(
@@ -117,16 +118,15 @@ class CompiledStep:
             self.compile_s += time.perf_counter() - start
         minimizer.gradient_evaluations = before + (minimizer.gradient_evaluations - before) * self.objective.views
         seen = len(inputs[0])
-        if (kind.first and kind.second) or self.objective.attack:  # two passes, of which the first counts
-            seen = max(1, round(seen * fraction)) if kind.second and fraction else seen
-            return loss, self.hits[0].clone(), seen
-        return loss, self.hits[1].clone(), seen
+        if kind.first and kind.second and fraction:
+            seen = max(1, round(seen * fraction))
+        return loss, self.hits[-self.step.passes].clone(), seen  # the first pass counts
 
 
 def can_capture(config: RunConfig, device: torch.device) -> bool:
-    """Whether the run's steps can be recorded: on CUDA, and not for methods that decide from the device's numbers."""
-    free = config.minimizer.name not in ("esam", "aesam")
-    free = free and "lamb" not in (config.optimizer.name, config.objective.head_optimizer)
+    """Whether the run's steps can be recorded: on CUDA, with an optimizer of torch's, one ε and one batch a step."""
+    free = "lamb" not in (config.optimizer.name, config.objective.head_optimizer)
+    free = free and not (config.minimizer.name == "esam" and config.minimizer.replay_rng)
     return device.type == "cuda" and free and not config.minimizer.m and not config.accumulate
 
 
