@@ -19,6 +19,7 @@ import logging
 import os
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,7 @@ PROJECT = "steppe"
 STATE = "trackers.json"
 
 
-class Tracker(Observer):
+class Tracker(Observer, ABC):
     """Tells a tracker about a run, and never lets it break the training."""
 
     name: ClassVar[str]
@@ -99,15 +100,17 @@ class Tracker(Observer):
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             self.tell(f"{self.name} failed and is not told any more: {reason}; the run folder has everything")
 
+    @abstractmethod
     def _open(self, run: Run, identity: Any) -> Any:
         """Begin a tracked run, or go on with that of `identity`; give the identity of the one that was opened."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _log(self, numbers: dict[str, float], epoch: int) -> None:
-        raise NotImplementedError
+        """Tell one epoch's numbers."""
 
+    @abstractmethod
     def _close(self, run: Run, status: Status) -> None:
-        raise NotImplementedError
+        """Tell how the run ended."""
 
 
 class TensorBoard(Tracker):
