@@ -1,5 +1,6 @@
 """The run folder: its layout, reading and writing. Free of torch, so that a report needs none."""
 
+from steppe.runs.answers import Answers, read_answers, write_answers
 from steppe.runs.files import locked, read_json, try_lock, write_atomically, write_json
 from steppe.runs.folder import Run, create_run, find_runs
 from steppe.runs.observer import Observer, Several, Status
@@ -7,6 +8,7 @@ from steppe.runs.trackers import TRACKERS, Tracker, make_trackers
 
 __all__ = [
     "TRACKERS",
+    "Answers",
     "Observer",
     "Run",
     "Several",
@@ -16,8 +18,10 @@ __all__ = [
     "find_runs",
     "locked",
     "make_trackers",
+    "read_answers",
     "read_json",
     "try_lock",
+    "write_answers",
     "write_atomically",
     "write_json",
 ]

@@ -1,0 +1,179 @@
+"""Two runs, or two groups of runs that differ in their seed alone, on one test set: how much better, and how sure.
+
+Chance comes in twice. Another seed would have trained another model; other test images would have been answered
+otherwise. The first is judged by Student's t over seeds (paired where both groups have the same ones), the second by a
+bootstrap over the images, which both groups share. The two are independent, so their variances add up for the interval
+that stands for both, with the degrees of freedom of Welch and Satterthwaite.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+from scipy.stats import t as student
+
+from steppe.runs import Answers
+
+LEVEL = 0.95
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one configuration: their answers, by seed."""
+
+    name: str
+    runs: dict[int, Answers]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """B less A in one measure."""
+
+    a: float
+    b: float
+    difference: float
+    images: Interval
+    """of the same trained models on other test images"""
+    seeds: Interval | None
+    """of other seeds on the same test images; None with one seed"""
+    both: Interval | None
+    paired: bool
+
+    @property
+    def interval(self) -> Interval:
+        """The widest that is known."""
+        return self.both or self.images
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval leaves zero out."""
+        low, high = self.interval
+        return low > 0 or high < 0
+
+
+@dataclass(frozen=True)
+class Versus:
+    """What a comparison of two groups found."""
+
+    a: Group
+    b: Group
+    accuracy: Difference
+    nll: Difference
+    only_a: int
+    """images that A alone gets right, in the median run"""
+    only_b: int
+
+    @property
+    def one_seed(self) -> bool:
+        """Whether nothing is known of other seeds."""
+        return self.accuracy.seeds is None
+
+
+def compare_groups(a: Group, b: Group, *, draws: int = 10_000, seed: int = 0) -> Versus:
+    """Compare two groups on the test set they share.
+
+    Args:
+        a: the first, at least one run.
+        b: the second.
+        draws: of the bootstrap.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: the runs were not tested on the same images.
+    """
+    everything = [*a.runs.values(), *b.runs.values()]
+    if any(not np.array_equal(run.labels, everything[0].labels) for run in everything):
+        raise ValueError("the runs were not tested on the same images")
+    hits = [{s: run.hits.astype(np.float64) for s, run in group.runs.items()} for group in (a, b)]
+    nll = [{s: run.nll.astype(np.float64) for s, run in group.runs.items()} for group in (a, b)]
+    accuracy = _difference(hits[0], hits[1], lambda each: bootstrap_mean(each, draws=draws, seed=seed))
+    seeds = sorted(set(a.runs) & set(b.runs))
+    pairs = [(hits[0][s], hits[1][s]) for s in seeds] or list(zip(hits[0].values(), hits[1].values(), strict=False))
+    only_a, only_b = (int(statistics.median(int((p[i] > p[1 - i]).sum()) for p in pairs)) for i in (0, 1))
+    return Versus(a, b, accuracy, _difference(nll[0], nll[1], mean_interval), only_a, only_b)
+
+
+def bootstrap_mean(values: NDArray[np.float64], *, draws: int = 10_000, seed: int = 0) -> tuple[float, Interval]:
+    """The standard error and the percentile interval of a mean, by resampling.
+
+    Images of the same value are exchangeable, so the draws are multinomial over the distinct values: exact, and quick.
+
+    Args:
+        values: one an image.
+        draws: how many resamplings.
+        seed: of the draws.
+    """
+    distinct, counts = np.unique(values, return_counts=True)
+    random = np.random.default_rng(seed)
+    shares = counts / len(values)
+    means = random.multinomial(len(values), shares, size=draws) @ distinct / len(values)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(means.std()), (float(low), float(high))
+
+
+def mean_interval(values: NDArray[np.float64]) -> tuple[float, Interval]:
+    """The standard error and the normal interval of a mean.
+
+    Args:
+        values: one an image.
+    """
+    error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf
+    half = error * float(norm.ppf((1 + LEVEL) / 2))
+    return error, (float(values.mean()) - half, float(values.mean()) + half)
+
+
+BySeed = dict[int, NDArray[np.float64]]
+
+
+def _difference(
+    a: BySeed, b: BySeed, over_images: Callable[[NDArray[np.float64]], tuple[float, Interval]]
+) -> Difference:
+    mean_a, mean_b = (np.mean(list(group.values()), axis=0) for group in (a, b))
+    image_error, images = over_images(mean_b - mean_a)
+    middle = float((mean_b - mean_a).mean())
+    paired = set(a) == set(b)
+    seed_error, freedom = _seed_error(a, b, paired)
+    seeds = both = None
+    if seed_error is not None:
+        seeds = _student(middle, seed_error, freedom)
+        total = math.hypot(seed_error, image_error)
+        joint = total**4 / (seed_error**4 / freedom) if seed_error else math.inf  # the images' own freedom is large
+        both = _student(middle, total, joint)
+    return Difference(float(mean_a.mean()), float(mean_b.mean()), middle, images, seeds, both, paired)
+
+
+def _seed_error(a: BySeed, b: BySeed, paired: bool) -> tuple[float | None, float]:
+    """The standard error over seeds and its degrees of freedom; None where a group has one seed."""
+    if min(len(a), len(b)) < 2:
+        return None, 0.0
+    if paired:
+        each = [float((b[seed] - a[seed]).mean()) for seed in a]
+        return statistics.stdev(each) / math.sqrt(len(each)), len(each) - 1
+    parts = []
+    for group in (a, b):
+        means = [float(values.mean()) for values in group.values()]
+        parts.append((statistics.variance(means) / len(means), len(means) - 1))
+    total = sum(variance for variance, _ in parts)
+    freedom = total**2 / sum(v**2 / f for v, f in parts if v) if total else math.inf
+    return math.sqrt(total), freedom
+
+
+def _student(middle: float, error: float, freedom: float) -> Interval:
+    quantile = float(norm.ppf((1 + LEVEL) / 2) if math.isinf(freedom) else student.ppf((1 + LEVEL) / 2, freedom))
+    return middle - quantile * error, middle + quantile * error
+
+
+def name_seeds(seeds: Sequence[int]) -> str:
+    """Seeds in words: "seed 0", "seeds 0, 1, 2".
+
+    Args:
+        seeds: their numbers.
+    """
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, sorted(seeds)))}"

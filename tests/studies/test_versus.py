@@ -1,0 +1,108 @@
+"""Two groups of runs: the difference, and intervals that cover what they promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steppe.errors import RunError
+from steppe.runs import Answers, read_answers, write_answers
+from steppe.studies.versus import Group, bootstrap_mean, compare_groups, mean_interval
+
+LABELS = np.arange(400, dtype=np.int32) % 10
+
+
+def answers(right: np.ndarray, nll: float = 0.5) -> Answers:
+    """Right where it says so, else another class."""
+    given = np.where(right, LABELS, (LABELS + 1) % 10).astype(np.int32)
+    return Answers(given, LABELS, np.where(right, nll, 3.0).astype(np.float32))
+
+
+def first(count: int) -> np.ndarray:
+    return np.arange(len(LABELS)) < count
+
+
+def test_two_single_runs():
+    found = compare_groups(Group("a", {0: answers(first(300))}), Group("b", {0: answers(first(340))}))
+    assert found.accuracy.a == 0.75
+    assert found.accuracy.difference == pytest.approx(0.1)
+    assert (found.only_a, found.only_b) == (0, 40)
+    share = 0.1
+    half = 1.96 * np.sqrt(share * (1 - share) / 400)
+    assert found.accuracy.images == pytest.approx((0.1 - half, 0.1 + half), abs=0.005)
+    assert found.one_seed
+    assert found.accuracy.both is None
+    assert found.accuracy.shown
+    assert found.nll.difference < 0
+
+
+def test_the_same_runs_show_no_difference():
+    group = Group("a", {0: answers(first(300)), 1: answers(first(310))})
+    found = compare_groups(group, group)
+    assert found.accuracy.difference == 0
+    assert not found.accuracy.shown
+    assert found.accuracy.both == (0, 0)
+
+
+def test_seeds_are_paired_where_they_are_the_same():
+    a = {0: answers(first(200)), 1: answers(first(260)), 2: answers(first(320))}
+    b = {0: answers(first(210)), 1: answers(first(271)), 2: answers(first(329))}
+    paired = compare_groups(Group("a", a), Group("b", b)).accuracy
+    other = compare_groups(Group("a", a), Group("b", {seed + 5: run for seed, run in b.items()})).accuracy
+    assert paired.paired
+    assert not other.paired
+    assert paired.difference == pytest.approx(other.difference)
+    width = [interval[1] - interval[0] for interval in (paired.seeds, other.seeds, paired.both)]
+    assert width[0] < 0.02 < 0.3 < width[1]
+    assert width[2] > width[0]
+    each = np.array([10, 11, 9]) / 400
+    assert paired.seeds[1] - paired.difference == pytest.approx(4.3027 * each.std(ddof=1) / np.sqrt(3), rel=1e-3)
+
+
+def test_the_interval_over_both_covers_the_truth():
+    """Models scatter around 70 and 73 %, images are drawn anew: 95 of 100 intervals hold the 3 points."""
+    random = np.random.default_rng(0)
+    covered, narrow = 0, 0
+    for _ in range(300):
+        hard = random.normal(size=len(LABELS))  # an image that is hard is so for all
+        groups = []
+        for mean in (0.70, 0.73):
+            runs = {}
+            for seed in range(4):
+                quality = np.quantile(REFERENCE, mean) + 0.15 * random.normal()
+                runs[seed] = answers(hard + random.normal(size=len(hard)) < quality * np.sqrt(2))
+            groups.append(Group(str(mean), runs))
+        found = compare_groups(*groups, draws=500).accuracy
+        covered += found.both[0] <= 0.03 <= found.both[1]
+        narrow += found.images[0] <= 0.03 <= found.images[1]
+    assert 0.91 < covered / 300 <= 1.0
+    assert narrow / 300 < 0.9  # leaving the seeds out promises too much
+
+
+REFERENCE = np.random.default_rng(1).normal(size=200_000)
+
+
+def test_the_bootstrap_is_the_plain_one_and_repeats():
+    values = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], p=[0.1, 0.7, 0.2], size=300)
+    error, interval = bootstrap_mean(values, draws=20_000, seed=3)
+    random = np.random.default_rng(7)
+    plain = np.array([values[random.integers(0, 300, 300)].mean() for _ in range(4000)])
+    assert error == pytest.approx(plain.std(), rel=0.05)
+    assert interval == pytest.approx(np.quantile(plain, [0.025, 0.975]), abs=0.01)
+    assert (error, interval) == bootstrap_mean(values, draws=20_000, seed=3)
+    assert mean_interval(values)[0] == pytest.approx(values.std(ddof=1) / np.sqrt(300))
+
+
+def test_other_images_are_refused():
+    other = Answers(LABELS, (LABELS + 3).astype(np.int32), np.zeros(len(LABELS), np.float32))
+    with pytest.raises(ValueError, match="same images"):
+        compare_groups(Group("a", {0: answers(first(9))}), Group("b", {0: other}))
+
+
+def test_answers_are_kept_and_damage_is_told(tmp_path):
+    assert read_answers(tmp_path) is None
+    write_answers(tmp_path, answers(first(123)))
+    assert read_answers(tmp_path).hits.sum() == 123
+    (tmp_path / "answers.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(RunError, match="damaged"):
+        read_answers(tmp_path)
