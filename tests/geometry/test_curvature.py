@@ -12,9 +12,10 @@ from steppe.config import RunConfig
 from steppe.errors import ConfigError
 from steppe.geometry import measure_curvature, measure_spectrum, measure_trace, top_eigenvectors
 from steppe.geometry.eigen import extreme_eigenpairs, power_iteration
-from steppe.geometry.losses import CROSS_ENTROPY, ClassLoss, trained_loss
-from steppe.geometry.measuring import resolve_parts, spread_over_subsets
+from steppe.geometry.how import spread_over_subsets
+from steppe.geometry.parts import resolve_parts
 from steppe.geometry.spectrum import density
+from steppe.measuring import CROSS_ENTROPY, ClassLoss, trained_loss
 from steppe.train.objectives import example_losses
 
 PARTS = ("whole", "embedding", "attention", "mlp", "block1", "block2", "norm", "head")

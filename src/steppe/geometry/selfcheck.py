@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from steppe.errors import SteppeError
-from steppe.geometry.measuring import Batches
 from steppe.geometry.products import Hessian
+from steppe.measuring import Batches
 
 _STEPS = (1e-4, 1e-5, 1e-6, 1e-7)
 _FEW = 8
