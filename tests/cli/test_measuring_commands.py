@@ -209,7 +209,7 @@ def _stop(run: Path) -> None:
         (
             lambda r: None,
             ("--only", "lambda_max", "--quick", "--set", "lambda_max.top=21"),
-            "20 iterations of Lanczos do not find 21 eigenvalues",
+            "12 iterations of Lanczos do not find 21 eigenvalues",
         ),
         (
             lambda r: None,
@@ -274,7 +274,7 @@ def test_several_runs_and_a_folder_of_them(runs, capsys):
 
 
 def test_a_long_measure_shows_that_it_is_alive(runs, capsys, monkeypatch):
-    monkeypatch.setattr("steppe.cli.measuring_progress._FIRST_S", 0.2)
+    monkeypatch.setattr("steppe.cli.show.FIRST_S", 0.2)
     many = ("--set", "noise.noise_draws=60", "--set", "noise.noise_sigma=0.02")
     assert steppe("geometry", runs / "resnet", "--only", "noise", *many) == 0
     out = capsys.readouterr().out

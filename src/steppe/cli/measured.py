@@ -202,15 +202,16 @@ def _print_side_by_side(
     found: Mapping[str, dict[str, Any]], chosen: Mapping[str, Measure], headlines: Mapping[str, str]
 ) -> None:
     """One line a run, with the first figure of every measure."""
-    shown = Table("run", box=None, header_style="bold")
     measures = [name for name in chosen if headlines.get(name)]
-    for name in measures:
-        shown.add_column(name, justify="right")
+    rows = [["run", *measures]]
     for run, results in found.items():
-        row = [Text(Path(run).name)]
+        row = [Path(run).name]
         for name in measures:
             result = results.get(chosen[name].key or name)
             values = figures_of(result, headlines[name]) if isinstance(result, dict) else {}
-            row.append(Text(f"{next(iter(values.values())):.4g}" if values else "–"))
-        shown.add_row(*row)
-    console.print(shown)
+            row.append(f"{next(iter(values.values())):.4g}" if values else "–")
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        say("  ".join(cells))

@@ -10,10 +10,7 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
-from steppe.cli.show import console
-
-_FIRST_S, _EVERY_S = 2.0, 10.0
-"""Off a terminal, a line after so long, and then so often."""
+from steppe.cli.show import Ticker, console
 
 
 class MeasuringProgress:
@@ -67,15 +64,16 @@ class MeasuringProgress:
 
     def _tick(self) -> None:
         """Say now and then how far the measure is: a log shows that it is alive."""
-        told: dict[float, float] = {}
-        while not self.over.wait(0.25):
+        name, ticker = "", Ticker()
+        while not self.over.wait(0.1):
             if self.now is None:
                 continue
+            if self.now[0] != name:
+                ticker = Ticker()
             name, began = self.now
-            passed = time.monotonic() - began
-            if passed < told.get(began, -_EVERY_S + _FIRST_S) + _EVERY_S:
+            if not ticker.is_due():
                 continue
-            told = {began: passed}
+            passed = time.monotonic() - began
             far = f"{self.done[0]} of {self.done[1]}, " if self.done else ""
             say(f"{name}: {far}{passed:.0f} s so far")
 
