@@ -52,7 +52,13 @@ def print_measures(table: Mapping[str, Measure]) -> None:
         console.print(Text.assemble((name, "bold"), f"  {about}"), soft_wrap=True)
         shown = Table.grid(padding=(0, 2))
         for key, value in measure.defaults.items():
-            text = f"{value:.4g}" if isinstance(value, float) else str(value).lower() if value is True else str(value)
+            text = (
+                f"{value:.4g}"
+                if isinstance(value, float)
+                else str(value).lower()
+                if isinstance(value, bool)
+                else str(value)
+            )
             quick = f"  (--quick: {measure.quick[key]:g})" if key in measure.quick else ""
             allowed = show_allowed(measure.values_of(key))
             shown.add_row(Text(f"    {key}={text}{quick}"), Text(allowed, style="dim"))

@@ -191,7 +191,7 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> Source:
         beyond = [
             k for k, s in splits.items() if s is not None and s is not train and int(s.labels.max()) > present[-1]
         ]
-        if beyond and len(present) == present[-1] + 1:
+        if beyond and 1 < len(present) == present[-1] + 1:
             what = f"y_{beyond[0]} holds classes that y_train does not: labels {len(present)} to {count - 1}"
             mend = f"leave those images out of {beyond[0]}, or bring training images of these classes"
         raise DataError(what, where=where, mend=mend)

@@ -86,7 +86,8 @@ def _attacks(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str
 
 def _variants(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     if dataset.name != "imagenet" or settings.root is None:
-        raise MeasureError("ImageNet V2, R and ReaL are for networks trained on ImageNet", where=dataset.name)
+        what = "ImageNet V2, R and ReaL are for networks trained on ImageNet"
+        raise MeasureError(what, where=dataset.name, mend="measure a model of --data imagenet")
     found: dict[str, Any] = {}
     for name in VARIANTS:
         try:

@@ -19,7 +19,7 @@ from steppe.geometry.sharpness import measure_sharpness
 from steppe.geometry.spectrum import measure_spectrum
 from steppe.geometry.tangent import measure_tangent_kernel
 from steppe.measuring import Batches, Settings
-from steppe.models import blocks, partitions
+from steppe.models import activations, blocks, partitions
 
 SCALINGS = ("none", "weights", "all", "layer")
 
@@ -113,8 +113,9 @@ def norms(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, A
     gradients = _told(measure_gradient_norms(model, batches, parts=parts, loss=settings.chosen_loss))
     settings.tell(1, 2)
     out: dict[str, Any] = {"weights": weight_norms(model, parts), "gradients": gradients["parts"]}
-    neurons = _told(measure_activations(model, batches))
-    return {**out, "activations": neurons["blocks"], "how": gradients["how"]}
+    modules = activations(model)
+    neurons = measure_activations(model, batches, modules=modules)["blocks"] if modules else {}
+    return {**out, "activations": neurons, "how": gradients["how"]}
 
 
 def missing_rate(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:

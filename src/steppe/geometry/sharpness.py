@@ -188,6 +188,8 @@ def _climb(point: Hessian, scale: Tensor | float, rho: float, steps: int, pace: 
                 weight.copy_(moved)
         here, gradient = point.loss_and_gradient()
         if not math.isfinite(here):
-            raise SteppeError("the loss is not finite within the ball", mend="choose a smaller rho")
+            raise SteppeError(
+                "the loss is not finite within the ball", where=f"rho={rho:g}", mend="choose a smaller rho"
+            )
         best = max(best, here)
     return clean, best

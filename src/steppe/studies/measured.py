@@ -78,11 +78,6 @@ def add_results(
                     write_json(path, results)
                 notify("kept", name, there)
                 continue
-            if there is None and isinstance(old := (results.get(key) or {}).get("settings"), dict):
-                old = {**measure.defaults, **old}
-                changed = [k for k in {**old, **values} if old.get(k) != values.get(k)]
-                text = f"the figure with {', '.join(f'{k}={old.get(k)}' for k in changed)} is kept, under 'earlier'"
-                notify("remark", name, {"text": text})
             notify("start", name, {"about": measure.about})
             before = find_result(parts, key, values, measure.defaults) or {}
             keeper = _Keeper(unfinished, key, values)
@@ -109,12 +104,22 @@ def add_results(
                 notify("left_out", name, {"reason": error.what})
                 continue
             made_on = {"device": str(subject.device), "torch": torch.__version__, "precision": "float32"}
+            if there is None:
+                _say_what_stays(measure, results.get(key), values, partial(_say, notify, name))
             result = {**_jsonable(found), "settings": values, "made_on": made_on}
             results = put_result(_read(path), key, result, measure.defaults)
             write_json(path, results)
             keeper.forget()
             notify("done", name, {**results[key], "time_s": time.monotonic() - began})
     return results
+
+
+def _say_what_stays(measure: Measure, old: Any, values: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Tell that a figure of other settings is not lost."""
+    if isinstance(old, dict) and isinstance(before := old.get("settings"), dict):
+        before = {**measure.defaults, **before}
+        changed = ", ".join(f"{k}={before.get(k)}" for k in {**before, **values} if before.get(k) != values.get(k))
+        say(f"the figure with {changed} is kept, under 'earlier'")
 
 
 class _Keeper:
