@@ -11,7 +11,7 @@ import torch
 from steppe import data
 from steppe.config import DataConfig, RunConfig
 from steppe.errors import ConfigError, MeasureError
-from steppe.geometry import measure_curvature, measure_sharpness, trained_loss
+from steppe.geometry import ClassLoss, measure_curvature, measure_sharpness, trained_loss
 from steppe.geometry.measures import DIRECTIONS, MEASURES
 from steppe.measuring import Settings
 from steppe.models import blocks
@@ -106,6 +106,7 @@ def test_a_model_whose_parts_have_no_names_is_measured_as_a_whole(digits):
 def test_noise_on_the_loss_asked_for(model, digits):
     told: list[tuple[int, int]] = []
     asked = settings("noise", noise_draws=2, noise_examples=20, loss="trained")
+    asked.loss = ClassLoss(sigmoid=True)
     asked.tell = lambda done, total: told.append((done, total))
     found = MEASURES["noise"].function(model, digits, asked)
     batches = asked.batches(digits.train, digits, 20)
