@@ -30,8 +30,9 @@ from torch import Tensor, nn
 
 from steppe.config import ModelConfig
 from steppe.geometry.eigen import power_iteration
-from steppe.geometry.measuring import borrowed, numerics
+from steppe.geometry.how import borrowed
 from steppe.geometry.products import Hessian
+from steppe.measuring import numerics
 from steppe.models import build
 from steppe.train import describe_environment
 

@@ -85,7 +85,7 @@ def test_settings_are_read_like_their_defaults():
         ("tree.points=7", "unknown measure 'tree'"),
         ("one.pints=7", "did you mean 'points'"),
         ("one.points=7.5", "not a whole number"),
-        ("one.points=-1", "not a whole number"),
+        ("one.points=-1", "points cannot be -1"),
         ("one.radius=nan", "not a number"),
         ("one.flag=1", "not true or false"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from steppe.cli import main
+from steppe.config import MeasureConfig
 from steppe.runs import Run
+from steppe.studies.pipeline import has_measures
 
 
 def steppe(*arguments: object) -> int:
@@ -54,12 +57,40 @@ DRAWN = ("--only", "noise,line,landscape,between,attention")
 FEW = ("--quick", "--set", "corruptions.examples=8", "--set", "attacks.examples=16", "--set", "attacks.check=8")
 
 
-def test_a_figure_that_takes_the_place_of_another_says_so(runs, capsys):
+def test_a_figure_of_other_settings_is_kept_beside_the_newest(runs, capsys):
     only = ("--only", "missing_rate", "--set")
+    read = Run(runs / "vit").read
     assert steppe("geometry", runs / "vit", *only, "missing_rate.examples=60") == 0
-    assert "replaces" not in capsys.readouterr().out
+    assert "earlier" not in capsys.readouterr().out
+    first = read("geometry.json")["missing_rate"]
     assert steppe("geometry", runs / "vit", *only, "missing_rate.examples=40") == 0
-    assert "note: missing_rate: this replaces the figure with examples=60" in capsys.readouterr().out
+    assert "the figure with examples=60 is kept, under 'earlier'" in capsys.readouterr().out
+    found = read("geometry.json")
+    assert found["missing_rate"]["settings"]["examples"] == 40
+    assert found["earlier"] == {"missing_rate": [first]}
+    assert steppe("geometry", runs / "vit", *only, "missing_rate.examples=60") == 0
+    assert "(found before)" in capsys.readouterr().out
+    again = read("geometry.json")
+    assert again["missing_rate"] == first, "the last one asked for is what readers find"
+    assert again["earlier"] == {"missing_rate": [found["missing_rate"]]}
+    assert steppe("geometry", runs / "vit", *only, "missing_rate.examples=40", "--again") == 0
+    assert read("geometry.json") == found, "no second copy of the same settings"
+
+
+def test_a_file_from_before_a_setting_was_there(runs, capsys):
+    run = Run(runs / "vit")
+    found = run.read("geometry.json")
+    assert found["noise_loss"]["made_on"]["device"] == "cpu"
+    for key in ("loss", "seed"):
+        del found["noise_loss"]["settings"][key]
+    run.write("geometry.json", found)
+    assert steppe("geometry", runs / "vit", "--only", "noise") == 0
+    assert "(found before)" in capsys.readouterr().out
+    assert steppe("geometry", runs / "vit", "--only", "noise", "--set", "noise.loss=trained") == 0
+    assert run.read("geometry.json")["earlier"]["noise_loss"] == [found["noise_loss"]]
+    assert has_measures(run, MeasureConfig()) is False, "readers would find another figure than the study asks for"
+    assert steppe("geometry", runs / "vit", "--only", "noise") == 0
+    assert has_measures(run, MeasureConfig())
 
 
 def test_geometry_adds_to_a_run_and_does_not_measure_twice(runs, capsys):
@@ -145,18 +176,46 @@ def _damage_weights(run: Path) -> None:
     save_file(state, run / "weights.safetensors")
 
 
+def _diverge(run: Path) -> None:
+    (run / "weights.safetensors").unlink()
+    reason = "the loss is no longer a finite number; there is no checkpoint before it\n  where: here"
+    (run / "summary.json").write_text(json.dumps({"status": "failed", "reason": reason}))
+
+
+def _stop(run: Path) -> None:
+    (run / "weights.safetensors").unlink()
+    (run / "summary.json").unlink()
+
+
 @pytest.mark.parametrize(
     ("spoil", "arguments", "said"),
     [
-        (lambda r: (r / "weights.safetensors").unlink(), (), "has no weights"),
+        (lambda r: (r / "weights.safetensors").unlink(), (), "has no weights: their file is gone"),
+        (_diverge, (), "has no weights: it failed (the loss is no longer a finite number"),
+        (_stop, (), "has no weights: it is not finished"),
         (_damage_weights, (), "NaN or infinity, in 'head.bias'"),
         (lambda r: (r / "weights.safetensors").write_bytes(b"x"), (), "weights cannot be read"),
         (lambda r: shutil.rmtree(r), (), "not a run folder"),
         (lambda r: None, ("--only", "landscpe"), "did you mean 'landscape'"),
         (lambda r: None, ("--set", "landscape.pints=3"), "did you mean 'points'"),
-        (lambda r: None, ("--only", "landscape", "--set", "landscape.points=1"), "at least two points"),
+        (lambda r: None, ("--only", "landscape", "--set", "landscape.points=1"), "landscape.points cannot be 1"),
         (lambda r: None, ("--only", "line", "--set", "line.batchnorm=odd"), "batchnorm cannot be 'odd'"),
-        (lambda r: None, ("--only", "line", "--set", "line.examples=0"), "at least one example"),
+        (lambda r: None, ("--only", "line", "--set", "line.examples=0"), "choose a number: 1 or more"),
+        (lambda r: None, ("--set", "ntk.blocks=0"), "ntk.blocks cannot be 0"),
+        (lambda r: None, ("--set", "lambda_max.method=magic"), "choose one of: lanczos, power"),
+        (lambda r: None, ("--set", "lambda_max.precision=half"), "choose one of: float32, tf32"),
+        (lambda r: None, ("--set", "noise.loss=hinge"), "choose one of: trained, cross_entropy"),
+        (lambda r: None, ("--set", "missing_rate.weight=2"), "choose a number: 0 to 1"),
+        (
+            lambda r: None,
+            ("--only", "lambda_max", "--quick", "--set", "lambda_max.top=21"),
+            "12 iterations of Lanczos do not find 21 eigenvalues",
+        ),
+        (
+            lambda r: None,
+            ("--only", "lambda_max", *("--set", "lambda_max.top=2000", "--set", "lambda_max.iterations=3000")),
+            "parameters, and no 2000 eigenvalues",
+        ),
         (lambda r: None, ("--only", "between"), "--with RUN"),
         (lambda r: None, ("--only", "between", "--with", "runs/resnet", "--quick"), "not of one shape"),
         (lambda r: None, ("--model", "resnet18"), "a run has its own model"),
@@ -184,11 +243,48 @@ def test_nothing_to_measure(capsys):
     assert "corruptions" in capsys.readouterr().out
 
 
-def test_a_killed_measure_goes_on_and_ends_alike(runs):
-    arguments = ("--only", "landscape", "--set", "landscape.points=12", "--set", "landscape.examples=100")
-    command = [sys.executable, "-m", "steppe", "geometry", str(runs / "vit"), *arguments]
+def test_the_list_says_what_settings_may_be(capsys):
+    assert steppe("geometry", "--list") == 0
+    out = capsys.readouterr().out
+    lines = {tuple(line.split()) for line in out.splitlines()}
+    assert ("method=lanczos", "lanczos", "or", "power") in lines
+    assert ("blocks=8", "(--quick:", "1)", "1", "or", "more") in lines
+    assert ("compiled=false", "true", "or", "false") in lines
+
+
+def test_several_runs_and_a_folder_of_them(runs, capsys):
+    only = ("--only", "missing_rate,attention", "--set", "missing_rate.examples=40")
+    (runs / "vit1" / "weights.safetensors").unlink()
+    assert steppe("geometry", runs, "--only", "missing_rate", *only[2:]) == 0
+    found = capsys.readouterr()
+    assert "passed over" in found.err
+    assert "vit1: this run has no weights" in found.err
+    rows = [line.split() for line in found.out.splitlines()]
+    rates = {
+        name: f"{Run(runs / name).read('geometry.json')['missing_rate']['rate']:.4g}" for name in ("vit", "resnet")
+    }
+    assert ["vit", rates["vit"]] in rows
+    assert ["resnet", rates["resnet"]] in rows
+    assert steppe("geometry", runs / "vit", runs / "vit1", "--only", "missing_rate", *only[2:]) == 2
+    found = capsys.readouterr()
+    assert "missing_rate: rate" in found.out, "the other one is measured all the same"
+    assert "1 of 2 runs could not be measured" in found.err
+    assert steppe("geometry", runs / "vit", runs / "nowhere") == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_a_long_measure_shows_that_it_is_alive(runs, capsys, monkeypatch):
+    monkeypatch.setattr("steppe.cli.show.FIRST_S", 0.2)
+    many = ("--set", "noise.noise_draws=60", "--set", "noise.noise_sigma=0.02")
+    assert steppe("geometry", runs / "resnet", "--only", "noise", *many) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"noise: \d+ of 60, \d+ s so far", out)
+    assert out.count("so far") == 1 + int(float(re.search(r"\((\d+\.\d) s\)", out)[1]) // 10)
+
+
+def _kill_in_the_middle(command: list[str], partial: Path) -> dict:
+    """Start a command, kill it once a part of its result is there, and give that."""
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
-    partial = runs / "vit" / "geometry.partial.json"
     deadline = time.monotonic() + 60
     while not partial.exists():
         assert process.poll() is None, "it ended before it could be killed"
@@ -196,8 +292,15 @@ def test_a_killed_measure_goes_on_and_ends_alike(runs):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    return json.loads(partial.read_text())
+
+
+def test_a_killed_landscape_goes_on_and_ends_alike(runs):
+    arguments = ("--only", "landscape", "--set", "landscape.points=12", "--set", "landscape.examples=100")
+    command = [sys.executable, "-m", "steppe", "geometry", str(runs / "vit"), *arguments]
+    partial = runs / "vit" / "geometry.partial.json"
+    kept = _kill_in_the_middle(command, partial)
     assert "landscape" not in Run(runs / "vit").read("geometry.json")
-    kept = json.loads(partial.read_text())
     rows = kept["landscape"]["found"]
     assert 0 < sum(map(len, rows)) < 12**2
     shutil.copytree(runs / "vit", runs / "whole")
@@ -214,11 +317,35 @@ def test_a_killed_measure_goes_on_and_ends_alike(runs):
     assert not partial.exists()
 
 
+def test_a_killed_corruption_table_goes_on_and_ends_alike(runs):
+    arguments = ("--only", "corruptions")
+    command = [sys.executable, "-m", "steppe", "evaluate", str(runs / "vit"), *arguments]
+    partial = runs / "vit" / "robustness.partial.json"
+    kept = _kill_in_the_middle(command, partial)
+    rows = kept["corruptions"]["found"]
+    assert 0 < len(rows) < 19
+    shutil.copytree(runs / "vit", runs / "whole")
+    (runs / "whole" / "robustness.partial.json").unlink()
+    first = next(iter(rows))
+    right = list(rows[first]["accuracy"])
+    rows[first]["accuracy"][0] = 123.0  # a mark: what is kept is not measured again
+    partial.write_text(json.dumps(kept))
+    assert steppe("evaluate", runs / "vit", *arguments) == 0
+    assert steppe("evaluate", runs / "whole", *arguments) == 0
+    resumed, whole = (Run(runs / name).read("robustness.json")["corruptions"] for name in ("vit", "whole"))
+    assert resumed["table"][first][0] == 123.0
+    assert {**resumed["table"], first: right} == whole["table"]
+    assert list(resumed["table"]) == list(whole["table"])
+    assert not partial.exists()
+
+
 def test_partial_results_of_other_settings_are_not_used(runs):
     wrong = {"settings": {"points": 4}, "found": [[123.0] * 4]}
     (runs / "vit" / "geometry.partial.json").write_text(json.dumps({"landscape": wrong}))
     assert steppe("geometry", runs / "vit", *SMALL, "--only", "landscape") == 0
     assert Run(runs / "vit").read("geometry.json")["landscape"]["loss"][0][0] != 123.0
+    left = json.loads((runs / "vit" / "geometry.partial.json").read_text())
+    assert left == {"landscape": wrong}, "and not lost: who asks for those settings goes on with them"
 
 
 def test_symmetry_makes_the_three_figures(capsys, tmp_path):

@@ -45,11 +45,14 @@ def test_the_sweep_finds_the_best_batch_size_and_ends_when_memory_does():
     assert "cpu" in found.energy_reason
 
 
-def test_the_sweep_ends_when_the_throughput_falls():
-    model = Sleeper({32: 0.002, 64: 0.002, 128: 0.03, 256: 0.0})
+def test_a_throughput_that_falls_does_not_end_the_sweep():
+    model = Sleeper({32: 0.002, 64: 0.002, 128: 0.03, 256: 0.002})
     found = measure_throughput(model, (1, 1, 1), seconds_each=0.0)
-    assert (found.best_batch_size, found.ended) == (64, "the throughput fell at 128")
-    assert 256 not in model.calls
+    assert [place["batch_size"] for place in found.sweep] == [32, 64, 128, 256]
+    assert found.best_batch_size == 256
+    assert (found.ended, found.left_out) == ("memory ran out at 512", [512, 1024, 2048, 4096, 8192])
+    whole = measure_throughput(model, (1, 1, 1), seconds_each=0.0, batch_sizes=(32, 64))
+    assert (whole.ended, whole.left_out) == ("every batch size was tried", [])
 
 
 def test_the_sweep_keeps_to_its_time_but_measures_the_smallest():
@@ -57,6 +60,7 @@ def test_the_sweep_keeps_to_its_time_but_measures_the_smallest():
     found = measure_throughput(model, (1, 1, 1), seconds=0.01)
     assert [place["batch_size"] for place in found.sweep] == [32]
     assert found.ended == "the time for measuring was spent before 64"
+    assert found.left_out[0] == 64
 
 
 def test_the_sweep_does_not_let_the_system_kill_the_process(monkeypatch):

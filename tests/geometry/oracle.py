@@ -10,7 +10,7 @@ from cases import Perceptron, TinyTransformer, images
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from steppe.geometry.losses import CROSS_ENTROPY
+from steppe.measuring import CROSS_ENTROPY
 from steppe.models.resnet import SmallResNet
 
 

@@ -7,7 +7,7 @@ import torch
 from steppe.config import ModelConfig
 from steppe.errors import MeasureError
 from steppe.geometry import attention_maps, attention_weights
-from steppe.geometry.attention import enlarge, roll_out
+from steppe.geometry.attention import enlarge, evenness, roll_out
 from steppe.models import build
 
 
@@ -125,3 +125,11 @@ def test_enlarged_maps_lie_over_the_image():
     assert large.shape == (2, 8, 8)
     assert [large[0].min(), large[0].max(), large[0, -1, -1]] == pytest.approx([0, 1, 1])
     assert torch.isfinite(large).all()
+
+
+def test_evenness_of_a_map():
+    alike, one = torch.full((1, 2, 3), 0.1), torch.zeros(1, 2, 3)
+    one[0, 1, 2] = 5.0
+    half = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]])
+    assert evenness(torch.cat([alike, one])).tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
+    assert evenness(half).item() == pytest.approx(0.5)

@@ -7,14 +7,16 @@ import pytest
 import torch
 from oracle import dense_hessian, known_hessian, make, positions
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steppe.config import RunConfig
 from steppe.errors import ConfigError
 from steppe.geometry import measure_curvature, measure_spectrum, measure_trace, top_eigenvectors
 from steppe.geometry.eigen import extreme_eigenpairs, power_iteration
-from steppe.geometry.losses import CROSS_ENTROPY, ClassLoss, trained_loss
-from steppe.geometry.measuring import resolve_parts, spread_over_subsets
+from steppe.geometry.how import spread_over_subsets
+from steppe.geometry.parts import resolve_parts
 from steppe.geometry.spectrum import density
+from steppe.measuring import CROSS_ENTROPY, ClassLoss, trained_loss
 from steppe.train.objectives import example_losses
 
 PARTS = ("whole", "embedding", "attention", "mlp", "block1", "block2", "norm", "head")
@@ -226,6 +228,10 @@ def test_wrong_settings_get_one_clear_message():
         measure_curvature(model, batches, method="arnoldi")
     with pytest.raises(ConfigError, match="one eigenvalue"):
         measure_curvature(model, batches, method="power", top=2)
+    with pytest.raises(ConfigError, match="do not find 101 eigenvalues"):
+        measure_curvature(model, batches, top=101)
+    with pytest.raises(ConfigError, match="'whole' has 51 parameters, and no 52 eigenvalues"):
+        measure_curvature(model, batches, top=52)
     with pytest.raises(ConfigError, match="two probes"):
         measure_trace(model, batches, probes=1)
 
@@ -244,3 +250,32 @@ def test_agrees_with_curvlinops_where_it_is_right(name):
     exact = torch.linalg.eigvalsh((dense + dense.T) / 2)
     assert found["lambda_max"]["value"] == pytest.approx(exact[-1].item(), rel=1e-6)
     assert found["lambda_min"]["value"] == pytest.approx(exact[0].item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["perceptron", "transformer", "vit", "resnet"])
+def test_agrees_with_hessian_eigenthings_on_one_batch(name):
+    """It differentiates twice backward, as we do, so LayerNorm is no trap; its caller chooses math attention."""
+    other = pytest.importorskip("hessian_eigenthings", reason="hessian-eigenthings is not installed")
+    model, batches = make(name)
+    model.eval()
+    batch = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    found = measure_curvature(model, batches, top=3, tolerance=1e-8)["parts"]["whole"]
+    with sdpa_kernel(SDPBackend.MATH):
+        operator = other.HessianOperator(model, [batch], other.supervised_loss(nn.CrossEntropyLoss()))
+        theirs = other.lanczos(
+            operator, k=3, max_iter=min(100, operator.size), tol=1e-10, reorthogonalize=True, which="LA", seed=0
+        )
+    ours = torch.tensor([pair["value"] for pair in found["top"]], dtype=torch.float64)
+    torch.testing.assert_close(ours, theirs.eigenvalues.sort(descending=True).values, rtol=1e-6, atol=1e-8)
+
+
+def test_hessian_eigenthings_weighs_batches_alike_and_examples_not():
+    """Why the test above gives it one batch: of two of unlike size, each counts half."""
+    other = pytest.importorskip("hessian_eigenthings", reason="hessian-eigenthings is not installed")
+    model, batches = make("perceptron")
+    assert len({len(y) for _, y in batches}) == 2
+    operator = other.HessianOperator(model, batches, other.supervised_loss(nn.CrossEntropyLoss()))
+    theirs = other.lanczos(operator, k=1, max_iter=50, which="LA", seed=0).eigenvalues[0].item()
+    exact = torch.linalg.eigvalsh(known_hessian("perceptron"))[-1].item()
+    assert measure_curvature(model, batches)["parts"]["whole"]["lambda_max"]["value"] == pytest.approx(exact, rel=1e-5)
+    assert theirs != pytest.approx(exact, rel=1e-3)

@@ -8,7 +8,7 @@ from torch import nn
 from steppe.errors import MeasureError
 from steppe.geometry import measure_between, measure_line, measure_square, random_directions
 from steppe.geometry.landscape import LossAt, barrier, coordinates, filter_normalise, trainable
-from steppe.measuring import as_found, cross_entropy
+from steppe.measuring import CROSS_ENTROPY, as_found
 
 
 def batches(count: int = 12, size: int = 5, **options) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -18,7 +18,7 @@ def batches(count: int = 12, size: int = 5, **options) -> list[tuple[torch.Tenso
 
 def mean_loss(model: nn.Module, parts) -> float:
     with torch.no_grad():
-        return sum(cross_entropy(model(x), y).sum(dtype=torch.float64).item() for x, y in parts) / sum(
+        return sum(CROSS_ENTROPY(model(x), y).sum(dtype=torch.float64).item() for x, y in parts) / sum(
             len(y) for _, y in parts
         )
 

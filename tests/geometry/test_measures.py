@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import timm
 import torch
 
 from steppe import data
 from steppe.config import DataConfig, RunConfig
 from steppe.errors import ConfigError, MeasureError
-from steppe.geometry import measure_curvature, measure_sharpness, trained_loss
+from steppe.geometry import ClassLoss, measure_curvature, measure_sharpness, trained_loss
 from steppe.geometry.measures import DIRECTIONS, MEASURES
 from steppe.measuring import Settings
 from steppe.models import blocks
@@ -85,6 +88,33 @@ def test_norms_and_missing_rate(model, digits):
     assert found["gradients"]["whole"] > 0
     assert all(0 <= block["active"] <= 1 for block in found["activations"].values())
     assert 0 <= measured("missing_rate", model, digits)["rate"] <= 1
+
+
+def test_a_model_whose_parts_have_no_names_is_measured_as_a_whole(digits):
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "convnext_atto", num_classes=10, in_chans=1, depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)
+    ).eval()
+    some = replace(digits, size=32)
+    found = measured("norms", model, some)
+    assert set(found["weights"]) == set(found["gradients"]) == set(found["activations"]) == {"whole"}
+    assert list(measured("trace", model, some, probes=2)["parts"]) == ["whole"]
+    with pytest.raises(MeasureError, match="no names here"):
+        measured("trace", model, some, probes=2, parts="attention")
+
+
+def test_noise_on_the_loss_asked_for(model, digits):
+    told: list[tuple[int, int]] = []
+    asked = settings("noise", noise_draws=2, noise_examples=20, loss="trained")
+    asked.loss = ClassLoss(sigmoid=True)
+    asked.tell = lambda done, total: told.append((done, total))
+    found = MEASURES["noise"].function(model, digits, asked)
+    batches = asked.batches(digits.train, digits, 20)
+    with torch.no_grad():
+        expected = torch.cat([asked.loss(model(x), y) for x, y in batches]).mean().item()
+    assert found["clean"] == pytest.approx(expected, rel=1e-5)
+    assert measured("noise", model, digits, noise_draws=2, noise_examples=20)["clean"] != pytest.approx(expected)
+    assert told == [(1, 2), (2, 2)]
 
 
 def test_a_landscape_on_eigenvectors(model, digits):

@@ -5,7 +5,7 @@ import torch
 
 from steppe.errors import SteppeError
 from steppe.geometry import ClassLoss, measure_noise_loss
-from steppe.geometry.measuring import spread_over_subsets
+from steppe.geometry.how import spread_over_subsets
 
 
 def linear(weight: float) -> torch.nn.Module:

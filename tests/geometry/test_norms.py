@@ -134,7 +134,7 @@ def test_the_model_is_left_as_it_was_found():
 
 def test_bad_input_gets_one_clear_message():
     model, (x, y) = Perceptron(), (torch.randn(5, 4), torch.zeros(5, dtype=torch.long))
-    with pytest.raises(ConfigError, match="no names here"):
+    with pytest.raises(SteppeError, match="no activation functions that are modules"):
         measure_activations(model, [(x, y)])
     with pytest.raises(SteppeError, match="one class"):
         measure_missing_rate(model, [(x, y)])

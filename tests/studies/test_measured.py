@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.studies.measured import _statistics_of
+from steppe.studies.subjects import _statistics_of
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,28 @@ def test_a_stop_in_mid_epoch_keeps_the_very_step(digits, tmp_path):
     assert story(resumed) == story(whole)
 
 
+def test_ctrl_c_in_the_final_evaluation_is_obeyed(digits, tmp_path, capfd):
+    config = make_config(budget={"epochs": 1})
+    whole = train(config, digits, tmp_path / "whole")
+    told: list[tuple[int, int]] = []
+
+    class StopThere(Observer):
+        def evaluate(self, done: int, total: int) -> None:
+            told.append((done, total))
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="nothing is lost"):
+        train(config, digits, tmp_path / "stopped", observer=StopThere())
+    splits = (digits.train, digits.val, digits.test)
+    assert told[0][1] == sum(map(len, splits))
+    assert len(told) == 1, "it stops there, not at the end"
+    assert "stopping" in capfd.readouterr().err
+    assert not Run(tmp_path / "stopped").finished
+    resumed = train(config, digits, tmp_path / "stopped")
+    assert weights(resumed) == weights(whole)
+    assert story(resumed) == story(whole)
+
+
 def test_a_finished_run_is_returned_as_it_is(digits, tmp_path):
     config = make_config(budget={"epochs": 1})
     run = train(config, digits, tmp_path / "r")

@@ -83,7 +83,10 @@ def cost_table(found: dict[str, Any]) -> Table:
     for place in inference["sweep"]:
         best = "best" if place["batch_size"] == inference["best_batch_size"] else ""
         row(f"inference, batch {place['batch_size']}", round(place["images_per_s"]), "images/s", best)
-    table.add_row(Text(""), Text(""), "", Text(f"{inference['device_name']}; {inference['ended']}", style="dim"))
+    ended = inference["ended"]
+    if left_out := inference.get("left_out"):
+        ended += f"; left out: {', '.join(map(str, left_out))}"
+    table.add_row(Text(""), Text(""), "", Text(f"{inference['device_name']}; {ended}", style="dim"))
     row("memory of inference", inference["memory_mib"], "MiB", f"batch {inference['best_batch_size']}")
     counted = "CUDA's allocator" if step["counted"] == "allocator" else "the tensors alive at once"
     row(

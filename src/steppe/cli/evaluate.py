@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from steppe.cli import measured as shared
+from steppe.cli.measured import measuring_command
+
+if TYPE_CHECKING:
+    from steppe.measuring import Measure
 
 HEADLINES = {
     "scores": "top1 top5 ece nll brier",
@@ -14,49 +18,10 @@ HEADLINES = {
 }
 
 
-def evaluate(
-    run: shared.RunFolder = None,
-    only: shared.Only = None,
-    set_: shared.Set = None,
-    quick: shared.Quick = False,
-    again: shared.Again = False,
-    list_: shared.Listing = False,
-    with_: shared.With = None,
-    model: shared.Model = None,
-    weights: shared.Weights = None,
-    data: shared.Data = None,
-    image_size: shared.ImageSize = None,
-    out: shared.Out = None,
-    data_root: shared.DataRoot = None,
-    device: shared.Device = None,
-    batch_size: shared.BatchSize = 512,
-) -> None:
-    """Measure a run on its test set: calibration, corruptions, attacks. Adds robustness.json and figures to it."""
+def _table() -> Mapping[str, Measure]:
     from steppe.evaluate.measures import MEASURES
 
-    if list_:
-        shared.print_measures(MEASURES)
-        return
-    subject, found = shared.measure(
-        MEASURES,
-        "robustness.json",
-        HEADLINES,
-        run=run,
-        only=only,
-        changes=set_,
-        quick=quick,
-        again=again,
-        other=with_,
-        model=model,
-        weights=weights,
-        data=data,
-        image_size=image_size,
-        out=out,
-        data_root=data_root,
-        device=device,
-        batch_size=batch_size,
-    )
-    shared.say_figures(subject.folder / "figures", _draw(subject, found))
+    return MEASURES
 
 
 def _draw(subject: Any, found: dict[str, Any]) -> int:
@@ -73,3 +38,13 @@ def _draw(subject: Any, found: dict[str, Any]) -> int:
     for name, figure in figures.items():
         save(figure, subject.folder / "figures" / name)
     return len(figures)
+
+
+evaluate = measuring_command(
+    "evaluate",
+    "Measure runs on their test set: calibration, corruptions, attacks. Adds robustness.json and figures to each.",
+    "robustness.json",
+    _table,
+    HEADLINES,
+    _draw,
+)

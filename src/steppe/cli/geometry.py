@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from steppe.cli import measured as shared
+from steppe.cli.measured import measuring_command
+
+if TYPE_CHECKING:
+    from steppe.measuring import Measure
 
 HEADLINES = {
-    "lambda_max": "parts.whole.lambda_max.value",
+    "lambda_max": "parts.whole.lambda_max.value parts.whole.lambda_min.value",
     "trace": "parts.whole.mean parts.whole.stderr",
+    "spectrum": "largest smallest",
     "sharpness": "none.first_order weights.first_order",
     "ntk": "kappa stderr",
     "ntk_initial": "kappa stderr",
+    "norms": "weights.whole gradients.whole activations.*.active",
     "missing_rate": "rate stderr",
     "noise": "mean stderr clean",
     "line": "centre",
     "landscape": "centre",
     "between": "barrier",
+    "attention": "evenness.last_layer evenness.rollout",
 }
 
 
-def geometry(
-    run: shared.RunFolder = None,
-    only: shared.Only = None,
-    set_: shared.Set = None,
-    quick: shared.Quick = False,
-    again: shared.Again = False,
-    list_: shared.Listing = False,
-    with_: shared.With = None,
-    model: shared.Model = None,
-    weights: shared.Weights = None,
-    data: shared.Data = None,
-    image_size: shared.ImageSize = None,
-    out: shared.Out = None,
-    data_root: shared.DataRoot = None,
-    device: shared.Device = None,
-    batch_size: shared.BatchSize = 512,
-) -> None:
-    """Measure where a run sits: flatness, landscapes, attention. Adds geometry.json and figures to it."""
+def _table() -> Mapping[str, Measure]:
     from steppe.geometry.measures import MEASURES
 
-    if list_:
-        shared.print_measures(MEASURES)
-        return
-    subject, found = shared.measure(
-        MEASURES,
-        "geometry.json",
-        HEADLINES,
-        run=run,
-        only=only,
-        changes=set_,
-        quick=quick,
-        again=again,
-        other=with_,
-        model=model,
-        weights=weights,
-        data=data,
-        image_size=image_size,
-        out=out,
-        data_root=data_root,
-        device=device,
-        batch_size=batch_size,
-    )
-    shared.say_figures(subject.folder / "figures", _draw(subject, found))
+    return MEASURES
 
 
 def _draw(subject: Any, found: dict[str, Any]) -> int:
@@ -123,3 +91,13 @@ def _attention(subject: Any, found: dict[str, Any]) -> tuple[Any, dict[str, Any]
     images = resize(subject.dataset.test.pick(torch.tensor(found["images"])), size).round().clamp(0, 255).byte()
     maps = {"last layer": found["last_layer"], "rollout": found["rollout"]}
     return images.numpy(), {name: enlarge(torch.tensor(m), size).numpy() for name, m in maps.items()}
+
+
+geometry = measuring_command(
+    "geometry",
+    "Measure where runs sit: flatness, landscapes, attention. Adds geometry.json and figures to each.",
+    "geometry.json",
+    _table,
+    HEADLINES,
+    _draw,
+)

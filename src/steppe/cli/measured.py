@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from steppe.cli.show import ReadingProgress, console, progress_bar
-from steppe.errors import ConfigError
+from steppe.cli.measuring_progress import MeasuringProgress, figures_of, say
+from steppe.cli.show import ReadingProgress, console, errors, progress_bar
+from steppe.errors import ConfigError, DataError, MeasureError, RunError
+from steppe.runs import Run, find_runs
 
 if TYPE_CHECKING:
     from steppe.measuring import Measure
-    from steppe.studies.measured import Subject
+    from steppe.studies.subjects import Subject
 
-RunFolder = Annotated[
-    Path | None, typer.Argument(metavar="[RUN]", help="a run folder; or none, with --model, --weights and --data")
+RunFolders = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[RUN]…", help="run folders, or folders that hold some; or none, with --model, --weights and --data"
+    ),
 ]
 Only = Annotated[str | None, typer.Option(help="measure these alone: names from --list, with commas between")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="MEASURE.KEY=VALUE", help="change a setting")]
@@ -39,141 +43,181 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[defa
 BatchSize = Annotated[int, typer.Option(min=1, help="images at a time; halved where memory runs out")]
 
 
-class MeasuringProgress:
-    """Shows which measure is being made and how far it is; each result in one line."""
-
-    def __init__(self, bar: Progress | None, headlines: Mapping[str, str]) -> None:
-        """Show on `bar`; `headlines` says which figure of a result is printed: measure -> path, dots between."""
-        self.bar, self.headlines = bar, headlines
-        self.tasks: dict[str, TaskID] = {}
-
-    def __call__(self, event: str, name: str, details: dict[str, Any]) -> None:
-        """Take an event of `add_results`."""
-        if event == "start":
-            if self.bar:
-                self.tasks[name] = self.bar.add_task(name, total=None)
-        elif event == "part":
-            if self.bar:
-                self.bar.update(self.tasks[name], completed=details["done"], total=details["total"])
-        elif event == "remark":
-            _print(f"note: {name}: {details['text']}")
-        elif event == "left_out":
-            self._end(name)
-            _print(f"{name}: passed over: {details['reason']}")
-        else:
-            self._end(name)
-            took = "found before" if event == "kept" else f"{details['time_s']:.1f} s"
-            _print(f"{name}: {headline(details, self.headlines.get(name, ''))}({took})")
-
-    def _end(self, name: str) -> None:
-        if self.bar and name in self.tasks:
-            self.bar.remove_task(self.tasks.pop(name))
-
-
-def headline(found: Mapping[str, Any], paths: str) -> str:
-    """The figures of a result that are worth a line, such as "mean 0.31  stderr 0.01  "."""
-    shown = ""
-    for path in paths.split():
-        value: Any = found
-        for word in path.split("."):
-            value = value.get(word) if isinstance(value, Mapping) else None
-        if isinstance(value, int | float):
-            name = path.removeprefix("parts.").removesuffix(".value").replace(".", " ").replace("_", " ")
-            shown += f"{name} {value:.4g}  "
-    return shown
-
-
 def print_measures(table: Mapping[str, Measure]) -> None:
-    """List measures with their settings."""
-    shown = Table("measure", "what it is", "settings", box=None, header_style="bold")
+    """List measures with their settings, and what each may be."""
+    from steppe.measuring.values import show_allowed
+
     for name, measure in table.items():
-        settings = "\n".join(
-            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-            for key, value in measure.defaults.items()
-        )
         about = measure.about + ("" if measure.by_default else " (when asked for)")
-        shown.add_row(Text(name), Text(about), Text(settings))
-    console.print(shown)
+        console.print(Text.assemble((name, "bold"), f"  {about}"), soft_wrap=True)
+        shown = Table.grid(padding=(0, 2))
+        for key, value in measure.defaults.items():
+            text = (
+                f"{value:.4g}"
+                if isinstance(value, float)
+                else str(value).lower()
+                if isinstance(value, bool)
+                else str(value)
+            )
+            quick = f"  (--quick: {measure.quick[key]:g})" if key in measure.quick else ""
+            allowed = show_allowed(measure.values_of(key))
+            shown.add_row(Text(f"    {key}={text}{quick}"), Text(allowed, style="dim"))
+        if measure.defaults:
+            console.print(shown)
 
 
-def measure(
-    table: Mapping[str, Measure],
+def measuring_command(
+    name: str,
+    about: str,
     file: str,
+    table: Callable[[], Mapping[str, Measure]],
     headlines: Mapping[str, str],
-    *,
-    run: Path | None,
-    only: str | None,
-    changes: list[str] | None,
-    quick: bool,
-    again: bool,
-    other: Path | None,
-    model: str | None,
-    weights: str | None,
-    data: str | None,
-    image_size: int | None,
-    out: Path | None,
+    draw: Callable[[Subject, dict[str, Any]], int],
+) -> Callable[..., None]:
+    """Make a command that measures: `steppe evaluate` and `steppe geometry` differ in what is given here.
+
+    Args:
+        name: the command's.
+        about: its help.
+        file: where results go, in each run folder.
+        table: gives the measures; called when they are needed, since importing them takes a second.
+        headlines: measure -> paths of the figures that are printed, dots between.
+        draw: draws what a file holds, and gives the number of figures.
+    """
+
+    def command(
+        runs: RunFolders = None,
+        only: Only = None,
+        set_: Set = None,
+        quick: Quick = False,
+        again: Again = False,
+        list_: Listing = False,
+        with_: With = None,
+        model: Model = None,
+        weights: Weights = None,
+        data: Data = None,
+        image_size: ImageSize = None,
+        out: Out = None,
+        data_root: DataRoot = None,
+        device: Device = None,
+        batch_size: BatchSize = 512,
+    ) -> None:
+        from steppe.data import data_root as root_of
+        from steppe.measuring import change_settings, choose
+        from steppe.studies.measured import add_results
+
+        measures = table()
+        if list_:
+            print_measures(measures)
+            return
+        chosen, changed = choose(measures, only), change_settings(measures, set_ or [])
+        if with_ is not None and only is None and "between" in measures:
+            chosen["between"] = measures["between"]
+        for unused in (one for one in changed if one not in chosen):
+            say(f"note: {unused} is not measured here, so its settings change nothing")
+        elsewhere = {"model": model, "weights": weights, "data": data, "image_size": image_size, "out": out}
+        options: dict[str, Any] = {"strict": only is not None, "quick": quick, "again": again, "batch_size": batch_size}
+        found: dict[str, dict[str, Any]] = {}
+        with progress_bar() as bar:
+            for subject in _subjects(runs, elsewhere, data_root, device, ReadingProgress(bar)):
+                second = _other(with_, subject, data_root, device)
+                notify = MeasuringProgress(bar, headlines)
+                options |= {"data_root": root_of(data_root), "other": second, "notify": notify}
+                with notify:
+                    results = add_results(subject, file, chosen, changed, **options)
+                found[str(subject.folder)] = results
+                say(f"results: {subject.folder / file}")
+                if draw(subject, results):
+                    say(f"figures: {subject.folder / 'figures'}")
+        if len(found) > 1:
+            _print_side_by_side(found, chosen, headlines)
+
+    command.__name__, command.__doc__ = name, about
+    return command
+
+
+def _subjects(
+    runs: list[Path] | None,
+    elsewhere: dict[str, Any],
     data_root: Path | None,
     device: str | None,
-    batch_size: int,
-) -> tuple[Subject, dict[str, Any]]:
-    """Open what is asked for, measure, and give the subject and all results."""
-    from steppe.data import data_root as root_of
-    from steppe.measuring import change_settings, choose
-    from steppe.studies.measured import add_results, open_model, open_run
+    reading: ReadingProgress,
+) -> Iterator[Subject]:
+    """Open what is to be measured, one after the other.
 
-    chosen, changed = choose(table, only), change_settings(table, changes or [])
-    if other is not None and only is None and "between" in table:
-        chosen["between"] = table["between"]
-    with progress_bar() as bar:
-        reading = ReadingProgress(bar)
-        if run is not None:
-            if model or weights or data or out or image_size:
-                mend = "name a run folder, or a model with --model, --weights and --data"
-                raise ConfigError("a run has its own model, weights, data and folder", mend=mend)
-            subject = open_run(run, data_root=data_root, device=device, progress=reading)
-        elif model and weights and data:
-            folder = out or Path("measured") / "-".join(
-                part.replace("/", "_").replace(":", "_") for part in (model, data)
-            )
-            subject = open_model(
-                model,
-                weights,
-                data,
-                folder,
-                image_size=image_size,
-                data_root=data_root,
-                device=device,
-                progress=reading,
-            )
-        else:
+    Of several, one that cannot be opened does not keep the others from being measured. It is an error in the end if
+    its folder was named, and a note if it was found in one.
+    """
+    from steppe.studies.subjects import open_model, open_run
+
+    where: dict[str, Any] = {"data_root": data_root, "device": device, "progress": reading}
+    if not runs:
+        if not (elsewhere["model"] and elsewhere["weights"] and elsewhere["data"]):
             mend = "name a run folder, or give --model, --weights and --data"
             raise ConfigError("there is nothing to measure", mend=mend)
-        second = None
-        if other is not None:
-            same = subject.dataset
-            second = (str(other), open_run(other, device=device, dataset=same, data_root=data_root).model)
-        found = add_results(
-            subject,
-            file,
-            chosen,
-            changed,
-            strict=only is not None,
-            quick=quick,
-            again=again,
-            batch_size=batch_size,
-            data_root=root_of(data_root),
-            other=second,
-            notify=MeasuringProgress(bar, headlines),
-        )
-    _print(f"results: {subject.folder / file}")
-    return subject, found
+        parts = (elsewhere["model"], elsewhere["data"])
+        folder = Path("measured") / "-".join(part.replace("/", "_").replace(":", "_") for part in parts)
+        folder, size = elsewhere["out"] or folder, elsewhere["image_size"]
+        name, weights, data = (str(elsewhere[key]) for key in ("model", "weights", "data"))
+        yield open_model(name, weights, data, folder, image_size=size, **where)
+        return
+    if any(value is not None for value in elsewhere.values()):
+        mend = "name a run folder, or a model with --model, --weights and --data"
+        raise ConfigError("a run has its own model, weights, data and folder", mend=mend)
+    if len(runs) == 1 and not _holds_runs(runs[0]):
+        yield open_run(runs[0], **where)
+        return
+    named = {path.resolve() for path in runs}
+    failed: list[str] = []
+    skipped: list[str] = []
+    measured, last = 0, None
+    for run in find_runs(runs, skipped):
+        try:
+            known = last.dataset if last is not None and Run(last.folder).config.data == run.config.data else None
+            last = open_run(run.path, **where, dataset=known)
+        except (RunError, DataError, MeasureError) as error:
+            if run.path.resolve() in named:
+                failed.append(str(run.path))
+            errors.print(f"passed over {run.path}: {error.what}", markup=False, soft_wrap=True)
+            continue
+        say(f"run {run.path}")
+        measured += 1
+        yield last
+    for name in skipped:
+        errors.print(f"passed over {name}", markup=False, soft_wrap=True)
+    if failed or not measured:
+        what = f"{len(failed)} of {len(runs)} runs could not be measured" if failed else "no run here can be measured"
+        raise MeasureError(what, where=", ".join(failed or map(str, runs)), mend="see the reasons above")
 
 
-def say_figures(folder: Path, count: int) -> None:
-    """Say where figures are."""
-    if count:
-        _print(f"figures: {folder}")
+def _holds_runs(path: Path) -> bool:
+    """Whether this is a folder of runs, and not a run."""
+    return path.is_dir() and not (path / "config.toml").is_file() and any(path.rglob("config.toml"))
 
 
-def _print(text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
+def _other(path: Path | None, subject: Subject, data_root: Path | None, device: str | None) -> Any:
+    """The second model and its name."""
+    if path is None:
+        return None
+    from steppe.studies.subjects import open_run
+
+    return str(path), open_run(path, device=device, dataset=subject.dataset, data_root=data_root).model
+
+
+def _print_side_by_side(
+    found: Mapping[str, dict[str, Any]], chosen: Mapping[str, Measure], headlines: Mapping[str, str]
+) -> None:
+    """One line a run, with the first figure of every measure."""
+    measures = [name for name in chosen if headlines.get(name)]
+    rows = [["run", *measures]]
+    for run, results in found.items():
+        row = [Path(run).name]
+        for name in measures:
+            result = results.get(chosen[name].key or name)
+            values = figures_of(result, headlines[name]) if isinstance(result, dict) else {}
+            row.append(f"{next(iter(values.values())):.4g}" if values else "–")
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        say("  ".join(cells))

@@ -23,6 +23,9 @@ from rich.progress import (
 from steppe.config import PlannedRun
 from steppe.runs import Observer, Run
 
+FIRST_S, EVERY_S = 2.0, 10.0
+"""Off a terminal, something slow prints a line after so long, and then so often."""
+
 
 class _Console(Console):
     """A console that goes on in silence when its reader (`| head`) has left: training is not for the screen alone."""
@@ -52,11 +55,30 @@ def _percent(accuracy: float | None) -> str:
     return "–" if accuracy is None else f"{accuracy:.2%}"
 
 
+class Ticker:
+    """Says when a plain line about something slow is due: two seconds after it began, then every ten."""
+
+    def __init__(self) -> None:
+        self.next: float | None = None
+
+    def is_due(self) -> bool:
+        """Whether to print one now; the first question is the beginning."""
+        now = time.monotonic()
+        if self.next is None:
+            self.next = now + FIRST_S
+        if now < self.next:
+            return False
+        self.next = now + EVERY_S
+        return True
+
+
 class TrainingProgress(Observer):
     """Shows one run's training."""
 
     def __init__(self, bar: Progress | None) -> None:
         self.bar, self.total = bar, 0.0
+        self.final: TaskID | None = None
+        self.ticker = Ticker()
 
     def start(self, run: Run, total_epochs: float, done_epochs: float) -> None:
         """Say which run it is, and whether it goes on."""
@@ -78,6 +100,15 @@ class TrainingProgress(Observer):
             self.bar.update(self.task, description=f"val loss {loss:.4f}  val acc {_percent(accuracy)}")
         else:
             console.print(epoch_line(record, self.total), markup=False, soft_wrap=True)
+
+    def evaluate(self, done: int, total: int) -> None:
+        """Show the final evaluation: a bar of its own, or a line now and then."""
+        if self.bar:
+            if self.final is None:
+                self.final = self.bar.add_task("final evaluation", total=total)
+            self.bar.update(self.final, completed=done)
+        elif self.ticker.is_due():
+            console.print(f"final evaluation: {done} of {total} images", soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Print a note."""

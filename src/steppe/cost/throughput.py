@@ -20,9 +20,6 @@ from steppe.cost.memory import measure_peak_memory
 BATCH_SIZES = tuple(2**power for power in range(5, 14))
 """32, 64 … 8192."""
 
-CLEARLY_LESS = 0.8
-"""A throughput below this share of the best one ends the sweep: larger batches do not come back."""
-
 
 @dataclass
 class Throughput:
@@ -32,7 +29,8 @@ class Throughput:
         best_batch_size: where the most images a second were answered.
         images_per_s: how many that were.
         sweep: batch size and images a second of everything tried, in that order.
-        ended: why there is no larger batch in the sweep.
+        ended: whether every batch size was tried, or why the sweep ended before.
+        left_out: the batch sizes that were not tried.
         energy_j_per_image: at the best batch size; None where nobody counts.
         energy_reason: why not.
     """
@@ -41,6 +39,7 @@ class Throughput:
     images_per_s: float = 0.0
     sweep: list[dict[str, float]] = field(default_factory=list)
     ended: str = "every batch size was tried"
+    left_out: list[int] = field(default_factory=list)
     energy_j_per_image: float | None = None
     energy_reason: str | None = None
 
@@ -57,8 +56,8 @@ def measure_throughput(
     """Time forward passes over random images that lie on the device already.
 
     Every batch size is warmed up first, then passed again and again for `seconds_each`, at least three times; the
-    device is waited for before the clock is read. The sweep ends early when memory runs out, when the throughput falls
-    clearly, or when the next size would not fit into `seconds`.
+    device is waited for before the clock is read. A throughput that falls does not end the sweep: it may rise again. It
+    ends early when memory runs out, or when the next size would not fit into `seconds`.
 
     Args:
         model: on any device; left in the mode it was found in.
@@ -91,13 +90,13 @@ def measure_throughput(
                 if speed > found.images_per_s:
                     found.best_batch_size, found.images_per_s = size, speed
                     found.energy_j_per_image, found.energy_reason = joules, why_not
-                elif speed < CLEARLY_LESS * found.images_per_s:
-                    found.ended = f"the throughput fell at {size}"
-                    break
     finally:
         model.train(training)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    found.left_out = [
+        size for size in batch_sizes if size > max((place["batch_size"] for place in found.sweep), default=0)
+    ]
     return found
 
 

@@ -174,7 +174,9 @@ def _class_names(splits: dict[str, Path]) -> tuple[str, ...]:
     for split, found_names in names.items():
         if found_names != train:
             odd = sorted(set(found_names) ^ set(train))
-            raise DataError(f"{split} and train differ in classes: {', '.join(odd[:5])}", where=str(splits[split]))
+            what = f"{split} and train differ in classes: {', '.join(odd[:5])}"
+            mend = f"give {split} the same sub-folders as train, an empty one removed from both"
+            raise DataError(what, where=str(splits[split]), mend=mend)
     return tuple(train)
 
 

@@ -180,13 +180,21 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> Source:
         raise DataError("the file lacks x_train and y_train", where=where, mend=mend)
     shapes = {s.shape for s in splits.values() if s is not None}
     if len(shapes) > 1:
-        raise DataError(f"the splits have images of different shapes: {sorted(shapes)}", where=where)
+        mend = "bring all of them to one size and number of channels"
+        raise DataError(f"the splits have images of different shapes: {sorted(shapes)}", where=where, mend=mend)
     count = 1 + max(int(s.labels.max()) for s in splits.values() if s is not None)
     present = np.unique(train.labels.numpy())
     if len(present) < count or count < 2:
         first = int(np.flatnonzero(np.append(present, -1) != np.arange(len(present) + 1))[0])
         what = f"no training image has label {first}" if count > 1 else "there is only one class"
-        raise DataError(what, where=where, mend="number the classes 0, 1, 2 … without gaps, at least two")
+        mend = "number the classes 0, 1, 2 … without gaps, at least two"
+        beyond = [
+            k for k, s in splits.items() if s is not None and s is not train and int(s.labels.max()) > present[-1]
+        ]
+        if beyond and 1 < len(present) == present[-1] + 1:
+            what = f"y_{beyond[0]} holds classes that y_train does not: labels {len(present)} to {count - 1}"
+            mend = f"leave those images out of {beyond[0]}, or bring training images of these classes"
+        raise DataError(what, where=where, mend=mend)
     if names is None or len(names) != count:
         names = tuple(map(str, range(count)))
     return Source(names, train, splits["val"], splits["test"])
@@ -206,6 +214,8 @@ def _split_of(arrays: dict[str, np.ndarray], name: str, where: str) -> Split | N
     y = y.reshape(-1)
     if y.dtype.kind not in "iu" or len(y) != len(x) or y.min() < 0 or y.max() >= 10**6:
         what = f"y_{name} is {y.dtype} of length {len(y)}, with {len(x)} images"
+        if y.dtype.kind in "iu" and len(y) == len(x):
+            what = f"y_{name} holds the label {int(y.min() if y.min() < 0 else y.max())}"
         raise DataError(
             what, where=where, mend="labels must be whole numbers from 0, below a million, one for each image"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypedDict
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from steppe.data import Dataset, Split, in_order
+from steppe.measuring import ignore
 
 
 class Accuracy(TypedDict):
@@ -28,6 +30,7 @@ def measure_accuracy(
     device: torch.device,
     batch_size: int = 1024,
     workers: int = 0,
+    tell: Callable[[int], None] = ignore,
 ) -> Accuracy:
     """Measure a model in evaluation mode; it is left in the mode it was found in.
 
@@ -38,15 +41,18 @@ def measure_accuracy(
         device: where to compute.
         batch_size: images at a time.
         workers: processes that read images which are not in memory.
+        tell: takes the number of images done, after each batch.
     """
     training = model.training
     model.eval()
-    loss, correct = torch.zeros((), dtype=torch.float64), 0
+    loss, correct, done = torch.zeros((), dtype=torch.float64), 0, 0
     try:
         for images, labels in in_order(split, dataset, batch_size=batch_size, device=device, workers=workers):
             logits = model(images).float()
             loss += F.cross_entropy(logits, labels, reduction="sum").double().cpu()
             correct += int((logits.argmax(1) == labels).sum())
+            done += len(labels)
+            tell(done)
     finally:
         model.train(training)
     return {"loss": loss.item() / len(split), "accuracy": correct / len(split), "examples": len(split)}

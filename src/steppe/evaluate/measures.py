@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from steppe.data import CORRUPTIONS, VARIANTS, Dataset, in_order, load_variant
 from steppe.errors import DataError, MeasureError
 from steppe.evaluate.attacks import EPSILON, STEP, STEPS, measure_attacks
 from steppe.evaluate.scores import BINS, predict, score
 from steppe.evaluate.shifts import measure_corruptions, measure_variant
-from steppe.measuring import Measure, Settings, in_smaller_chunks, sample
+from steppe.measuring import Measure, Range, Settings, Text, in_smaller_chunks, sample
+
+Batch = tuple[Tensor, Tensor]
 
 
 def _scores(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     def work(size: int) -> dict[str, Any]:
         batches = in_order(dataset.test, dataset, batch_size=size, device=settings.device)
-        return score(*predict(model, batches), bins=max(1, settings["bins"]))
+        return score(*predict(model, _counted(batches, settings, len(dataset.test))), bins=settings["bins"])
 
     return in_smaller_chunks(work, settings.batch_size, settings.say)
+
+
+def _counted(batches: Iterable[Batch], settings: Settings, total: int) -> Iterator[Batch]:
+    """Pass batches on and tell how many images have gone through."""
+    done = 0
+    for images, labels in batches:
+        yield images, labels
+        done += len(labels)
+        settings.tell(done, total)
 
 
 def _corruptions(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -74,7 +86,8 @@ def _attacks(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str
 
 def _variants(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     if dataset.name != "imagenet" or settings.root is None:
-        raise MeasureError("ImageNet V2, R and ReaL are for networks trained on ImageNet", where=dataset.name)
+        what = "ImageNet V2, R and ReaL are for networks trained on ImageNet"
+        raise MeasureError(what, where=dataset.name, mend="measure a model of --data imagenet")
     found: dict[str, Any] = {}
     for name in VARIANTS:
         try:
@@ -95,18 +108,30 @@ def _variants(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[st
 
 
 MEASURES: dict[str, Measure] = {
-    "scores": Measure(_scores, "top-1, top-5, per class, calibration, confusion, on the test set", {"bins": BINS}),
+    "scores": Measure(
+        _scores,
+        "top-1, top-5, per class, calibration, confusion, on the test set",
+        {"bins": BINS},
+        allowed={"bins": Range(1)},
+    ),
     "corruptions": Measure(
         _corruptions,
         "accuracy under 19 corruptions × 5 severities; examples 0 is the whole test set",
         {"names": "all", "examples": 0},
         quick={"examples": 256},
+        allowed={"names": Text("all, or names such as gaussian_noise,fog")},
     ),
     "attacks": Measure(
         _attacks,
         "accuracy under FGSM and PGD in ℓ∞, and whether gradients are masked; examples 0 is the whole test set",
         {"epsilon": EPSILON, "step": STEP, "steps": STEPS, "restarts": 1, "examples": 0, "check": 256},
         quick={"examples": 256, "check": 64},
+        allowed={
+            "epsilon": Range(0, 1, above=True),
+            "step": Range(0, 1, above=True),
+            "steps": Range(1),
+            "restarts": Range(1),
+        },
     ),
     "variants": Measure(_variants, "ImageNet V2, R and ReaL, where the data root has them", {}),
 }

@@ -45,7 +45,7 @@ def measure_corruptions(
         root: the data root; a published folder there (CIFAR-10-C, ImageNet-C …) is preferred.
         known: rows of the table that were measured before.
         keep: takes the rows measured so far, after each corruption.
-        tell: takes how many rows are done, and of how many.
+        tell: takes how many corruptions at a severity are done, and of how many.
 
     Returns:
         table (corruption -> five accuracies), source ("published" or "made here" for each), the mean of each
@@ -63,15 +63,16 @@ def measure_corruptions(
     place = root if whole else None
     published = place is not None and find_corrupted(dataset, place) is not None
     rows: dict[str, Any] = {name: row for name, row in (known or {}).items() if name in names}
+    total = len(names) * len(SEVERITIES)
     for name in names:
         if name not in rows:
-            found = [
-                _accuracy(model, dataset, split, name, severity, batch_size, device, place) for severity in SEVERITIES
-            ]
+            found: list[float] = []
+            for severity in SEVERITIES:
+                found.append(_accuracy(model, dataset, split, name, severity, batch_size, device, place))
+                tell(len(rows) * len(SEVERITIES) + len(found), total)
             there = published and place is not None and read_corrupted(dataset, place, name, 1) is not None
             rows[name] = {"accuracy": found, "source": "published" if there else "made here"}
             keep(rows)
-        tell(len(rows), len(names))
     means = {name: statistics.fmean(rows[name]["accuracy"]) for name in names}
     counted = [means[name] for name in CORRUPTIONS if name not in EXTRA and name in means]
     return {

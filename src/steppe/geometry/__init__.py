@@ -3,13 +3,13 @@
 from steppe.geometry.attention import attention_maps, attention_weights
 from steppe.geometry.curvature import measure_curvature, measure_trace, top_eigenvectors
 from steppe.geometry.landscape import measure_between, measure_line, measure_square, random_directions
-from steppe.geometry.losses import CROSS_ENTROPY, ClassLoss, trained_loss
 from steppe.geometry.noise import NoiseLoss, measure_noise_loss
 from steppe.geometry.norms import measure_activations, measure_gradient_norms, measure_missing_rate, weight_norms
 from steppe.geometry.sharpness import measure_adaptive_sharpness, measure_sharpness
 from steppe.geometry.spectrum import measure_spectrum
 from steppe.geometry.symmetry import measure_symmetry
 from steppe.geometry.tangent import measure_tangent_kernel
+from steppe.measuring import CROSS_ENTROPY, ClassLoss, trained_loss
 
 __all__ = [
     "CROSS_ENTROPY",

@@ -10,6 +10,7 @@ Fused attention never forms the matrix, so it is switched off for the pass and o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,6 +81,15 @@ def roll_out(weights: list[Tensor]) -> Tensor:
     for layer in weights:
         rolled = (layer.mean(1) + identity) / 2 @ rolled
     return rolled
+
+
+def evenness(maps: Tensor) -> Tensor:
+    """How evenly each map (images, rows, columns) looks at the image: 1 for all patches alike, 0 for a single one.
+
+    The entropy of the map's shares, in units of its largest value, the logarithm of the number of patches.
+    """
+    shares = maps.flatten(1) / maps.flatten(1).sum(1, keepdim=True)
+    return torch.special.entr(shares).sum(1) / math.log(max(2, shares.shape[1]))
 
 
 def enlarge(maps: Tensor, size: int) -> Tensor:

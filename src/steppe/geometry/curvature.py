@@ -8,7 +8,6 @@ gets more out of the same products, and the other end of the spectrum with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
@@ -16,12 +15,11 @@ from torch import Tensor, nn
 
 from steppe.errors import ConfigError
 from steppe.geometry.eigen import Eigenpair, extreme_eigenpairs, power_iteration
-from steppe.geometry.losses import CROSS_ENTROPY, LossFunction
-from steppe.geometry.measuring import WHOLE, Batches, BatchNormMode, Precision, Settings, describe
+from steppe.geometry.how import How, describe
+from steppe.geometry.parts import WHOLE, Parts
 from steppe.geometry.products import Hessian, Progress
 from steppe.geometry.selfcheck import Checks, check_products
-
-Parts = Sequence[str] | Mapping[str, Sequence[str]]
+from steppe.measuring import CROSS_ENTROPY, Batches, BatchNormMode, Loss, Precision
 
 
 class ProductOptions(TypedDict, total=False):
@@ -31,13 +29,30 @@ class ProductOptions(TypedDict, total=False):
     at a time. keep: keep graphs between products. compiled: compile the products. progress: told of every product.
     """
 
-    loss: LossFunction
+    loss: Loss
     batch_norm: BatchNormMode
     precision: Precision
     chunk: int | None
     keep: bool
     compiled: bool
     progress: Progress | None
+
+
+class EigenOptions(ProductOptions, total=False):
+    """What `measure_curvature` and `top_eigenvectors` take, with the defaults of the latter but for `top`.
+
+    parts: names of `steppe.models.blocks`, or `whole`; or names with the parameters they stand for. method: `lanczos`
+    or `power`. iterations: products at most, for each end by power iteration. tolerance: residual, in units of the
+    eigenvalue, at which it counts as converged and the iteration stops. check: check the products first (see
+    `steppe.geometry.selfcheck`). seed: of the start vector.
+    """
+
+    parts: Parts
+    method: Literal["lanczos", "power"]
+    iterations: int
+    tolerance: float
+    check: bool
+    seed: int
 
 
 class Eigenvalue(TypedDict):
@@ -66,7 +81,7 @@ class Curvature(TypedDict):
     iterations: int
     tolerance: float
     checks: Checks | None
-    settings: Settings
+    settings: How
 
 
 class TraceEstimate(TypedDict):
@@ -83,21 +98,11 @@ class Trace(TypedDict):
     parts: dict[str, TraceEstimate]
     probes: int
     checks: Checks | None
-    settings: Settings
+    settings: How
 
 
 def measure_curvature(
-    model: nn.Module,
-    batches: Batches,
-    *,
-    parts: Parts = (WHOLE,),
-    method: Literal["lanczos", "power"] = "lanczos",
-    top: int = 1,
-    iterations: int = 100,
-    tolerance: float = 1e-3,
-    check: bool = True,
-    seed: int = 0,
-    **options: Unpack[ProductOptions],
+    model: nn.Module, batches: Batches, *, top: int = 1, **options: Unpack[EigenOptions]
 ) -> Curvature:
     """Measure λmax, λmin and the largest eigenvalues of the Hessian of the mean loss, and of its diagonal blocks.
 
@@ -106,27 +111,10 @@ def measure_curvature(
     Args:
         model: the model; computes where its parameters are. It is left as it was found.
         batches: normalised images and labels, on its device.
-        parts: names of `steppe.models.blocks`, or `whole`; or names with the parameters they stand for.
-        method: `lanczos` or `power`.
         top: how many of the largest eigenvalues to find; more than one by Lanczos only.
-        iterations: products at most, for each end by power iteration.
-        tolerance: residual, in units of the eigenvalue, at which it counts as converged and the iteration stops.
-        check: check the products first (see `steppe.geometry.selfcheck`).
-        seed: of the start vector.
-        options: see `ProductOptions`.
+        options: see `EigenOptions` and `ProductOptions`.
     """
-    return top_eigenvectors(
-        model,
-        batches,
-        parts=parts,
-        method=method,
-        top=top,
-        iterations=iterations,
-        tolerance=tolerance,
-        check=check,
-        seed=seed,
-        **options,
-    )[0]
+    return top_eigenvectors(model, batches, top=top, **options)[0]
 
 
 def top_eigenvectors(
@@ -153,10 +141,15 @@ def top_eigenvectors(
         raise ConfigError("iterations and top must be 1 or more")
     if method == "power" and top > 1:
         raise ConfigError("power iteration finds one eigenvalue", mend="use Lanczos for the top k")
+    if method == "lanczos" and top > iterations:
+        mend = f"ask for at most {iterations}, or for more iterations"
+        raise ConfigError(f"{iterations} iterations of Lanczos do not find {top} eigenvalues", mend=mend)
     figures: dict[str, PartCurvature] = {}
     vectors: dict[str, list[dict[str, Tensor]]] = {}
     with Hessian(model, batches, parts=parts, **options) as hessian:
         for part in parts:
+            if top > hessian.size(part):
+                raise ConfigError(f"{part!r} has {hessian.size(part)} parameters, and no {top} eigenvalues")
             hessian.reserve(part, iterations + 4 if method == "lanczos" else 4)
         checks = check_products(hessian, seed) if check else None
         for part in parts:
@@ -253,7 +246,7 @@ def _figure(pair: Eigenpair) -> Eigenvalue:
     return {"value": pair.value, "residual": pair.residual, "converged": pair.converged}
 
 
-def describe_options(model: nn.Module, batches: Batches, seed: int, options: Any) -> Settings:
+def describe_options(model: nn.Module, batches: Batches, seed: int, options: Any) -> How:
     """Write down how a curvature figure is measured."""
     kept = {key: options[key] for key in ("batch_norm", "precision") if key in options}
     return describe(model, batches, loss=options.get("loss", CROSS_ENTROPY), seed=seed, **kept)

@@ -14,54 +14,62 @@ from steppe.data import Dataset
 from steppe.errors import ConfigError, MeasureError
 from steppe.geometry.curvature import measure_curvature, measure_trace, top_eigenvectors
 from steppe.geometry.norms import measure_activations, measure_gradient_norms, measure_missing_rate, weight_norms
+from steppe.geometry.parts import WHOLE
 from steppe.geometry.sharpness import measure_sharpness
 from steppe.geometry.spectrum import measure_spectrum
 from steppe.geometry.tangent import measure_tangent_kernel
 from steppe.measuring import Batches, Settings
-from steppe.models import blocks, partitions
+from steppe.models import activations, blocks, partitions
 
-WHOLE = "whole"
 SCALINGS = ("none", "weights", "all", "layer")
 
 
 def curvature(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """λmax and λmin of the whole Hessian and of its blocks."""
-    found = measure_curvature(
-        model,
-        _images(dataset, settings),
-        parts=_parts(model, settings["parts"]),
-        method=settings["method"],
-        top=settings["top"],
-        iterations=settings["iterations"],
-        tolerance=settings["tolerance"],
-        seed=settings["seed"],
-        **_products(settings, settings["iterations"]),
-    )
-    return _told(found)
+    parts = _parts(model, settings["parts"])
+    each = settings["iterations"] * (1 if settings["method"] == "lanczos" else 2)
+    keys = ("method", "top", "iterations", "tolerance")
+    return _of_hessian(measure_curvature, model, dataset, settings, keys, dict.fromkeys(parts, each), parts=parts)
 
 
 def trace(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """The trace of the Hessian and of its blocks, with error bars."""
-    found = measure_trace(
-        model,
-        _images(dataset, settings),
-        parts=_parts(model, settings["parts"]),
-        probes=settings["probes"],
-        seed=settings["seed"],
-        **_products(settings, settings["probes"]),
-    )
-    return _told(found)
+    parts = _parts(model, settings["parts"])
+    return _of_hessian(measure_trace, model, dataset, settings, ("probes",), {WHOLE: settings["probes"]}, parts=parts)
 
 
 def spectrum(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    """The density of the Hessian's eigenvalues."""
-    found = measure_spectrum(
+    """The density of the Hessian's eigenvalues, and how far its nodes reach."""
+    products = {WHOLE: settings["steps"] * settings["probes"]}
+    found = _of_hessian(measure_spectrum, model, dataset, settings, ("probes", "steps"), products)
+    nodes = [node for probe in found["nodes"] for node in probe]
+    return {**found, "smallest": min(nodes), "largest": max(nodes)}
+
+
+def _of_hessian(
+    measure: Callable[..., Any],
+    model: nn.Module,
+    dataset: Dataset,
+    settings: Settings,
+    keys: tuple[str, ...],
+    products: Mapping[str, int],
+    **options: Any,
+) -> dict[str, Any]:
+    """Take a measure of the Hessian with these of the settings; `products` says how many each part takes at most."""
+    total, before, sum_ = sum(products.values()), {}, 0
+    for part, most in products.items():
+        before[part], sum_ = sum_, sum_ + most
+
+    def progress(part: str, done: int) -> None:
+        settings.tell(before.get(part, 0) + min(done, products.get(part, 0)), total)
+
+    found = measure(
         model,
         _images(dataset, settings),
-        probes=settings["probes"],
-        steps=settings["steps"],
-        seed=settings["seed"],
-        **_products(settings, settings["steps"] * settings["probes"]),
+        loss=settings.chosen_loss,
+        progress=progress,
+        **{key: settings[key] for key in (*keys, "seed", "precision", "compiled")},
+        **options,
     )
     return _told(found)
 
@@ -70,27 +78,29 @@ def sharpness(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[st
     """Sharpness in the ball of every scaling, to first order and by several steps of ascent."""
     batches = _images(dataset, settings)
     out: dict[str, Any] = {}
-    for done, scaling in enumerate(SCALINGS):
-        settings.tell(done, len(SCALINGS))
-        options: dict[str, Any] = {"rho": settings[f"rho_{scaling}"], "scaling": scaling, "loss": settings.chosen_loss}
-        first, ascent = (_told(measure_sharpness(model, batches, steps=n, **options)) for n in (1, settings["steps"]))
-        out[scaling] = {"first_order": first["value"], "ascent": ascent["value"], "rho": first["rho"]}
-        out["how"] = first["how"]
+    ways = {"first_order": 1, "ascent": settings["steps"]}
+    for scaling in SCALINGS:
+        out[scaling] = {}
+        for way, steps in ways.items():
+            options: dict[str, Any] = {"scaling": scaling, "steps": steps, "loss": settings.chosen_loss}
+            found = _told(measure_sharpness(model, batches, rho=settings[f"rho_{scaling}"], **options))
+            out[scaling] |= {way: found["value"], "rho": found["rho"]}
+            out["how"] = found["how"]
+            done = SCALINGS.index(scaling) * len(ways) + list(ways).index(way) + 1
+            settings.tell(done, len(SCALINGS) * len(ways))
     return out
 
 
 def tangent_kernel(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """The condition number of the tangent kernel, of the trained weights or of the initial ones."""
-    if settings["weights"] not in ("trained", "initial"):
-        raise ConfigError(f"weights cannot be {settings['weights']!r}", where="--set", mend="trained or initial")
-    if settings["weights"] == "initial":
+    if settings.pick("weights", {"trained": False, "initial": True}):
         if settings.fresh is None:
             raise MeasureError("only a run knows the weights it began with")
         model = settings.fresh()
     block = settings["block"]
-    batches = settings.batches(dataset.train, dataset, max(1, settings["blocks"]) * block, block)
+    batches = settings.batches(dataset.train, dataset, settings["blocks"] * block, block)
     found = measure_tangent_kernel(
-        model, batches, definition=settings["definition"], block=block, relu=settings["relu"]
+        model, batches, definition=settings["definition"], block=block, relu=settings["relu"], tell=settings.tell
     )
     return _told(found)
 
@@ -99,10 +109,13 @@ def norms(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, A
     """Norms of weights, gradients and activations, and the share of active neurons, by block."""
     batches = _images(dataset, settings)
     parts = _parts(model, "all")
+    settings.tell(0, 2)
     gradients = _told(measure_gradient_norms(model, batches, parts=parts, loss=settings.chosen_loss))
+    settings.tell(1, 2)
     out: dict[str, Any] = {"weights": weight_norms(model, parts), "gradients": gradients["parts"]}
-    neurons = _told(measure_activations(model, batches))
-    return {**out, "activations": neurons["blocks"], "how": gradients["how"]}
+    modules = activations(model)
+    neurons = measure_activations(model, batches, modules=modules)["blocks"] if modules else {}
+    return {**out, "activations": neurons, "how": gradients["how"]}
 
 
 def missing_rate(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -127,15 +140,6 @@ def _images(dataset: Dataset, settings: Settings) -> Batches:
     if settings["examples"] < 1:
         raise ConfigError("at least one example is needed", where="--set")
     return settings.batches(dataset.train, dataset, settings["examples"])
-
-
-def _products(settings: Settings, products: int) -> dict[str, Any]:
-    return {
-        "loss": settings.chosen_loss,
-        "precision": settings["precision"],
-        "compiled": settings["compiled"],
-        "progress": lambda part, done: settings.tell(min(done, products), products),
-    }
 
 
 def _parts(model: nn.Module, asked: str) -> Mapping[str, list[str]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.errors import MeasureError
-from steppe.measuring import Batches, Loss, as_found, cross_entropy, finite, ignore
+from steppe.measuring import CROSS_ENTROPY, Batches, Loss, as_found, finite, ignore
 
 Direction = Sequence[Tensor]
 """One tensor for each trainable parameter, in the order of `trainable`."""
@@ -82,7 +82,7 @@ class LossAt:
     """
 
     def __init__(
-        self, model: nn.Module, batches: Batches, loss: Loss = cross_entropy, *, reestimate: bool = False
+        self, model: nn.Module, batches: Batches, loss: Loss = CROSS_ENTROPY, *, reestimate: bool = False
     ) -> None:
         """Prepare for a model in evaluation mode; use within `as_found`."""
         if not batches:
@@ -160,7 +160,7 @@ def measure_line(
     *,
     points: int = 51,
     radius: float = 1.0,
-    loss: Loss = cross_entropy,
+    loss: Loss = CROSS_ENTROPY,
     reestimate: bool = False,
     known: Row | None = None,
     keep: Callable[[Row], None] = ignore,
@@ -200,7 +200,7 @@ def measure_square(
     *,
     points: int = 50,
     radius: float = 1.0,
-    loss: Loss = cross_entropy,
+    loss: Loss = CROSS_ENTROPY,
     reestimate: bool = False,
     known: list[Row] | None = None,
     keep: Callable[[list[Row]], None] = ignore,
@@ -252,7 +252,7 @@ def measure_between(
     batches: Batches,
     *,
     points: int = 21,
-    loss: Loss = cross_entropy,
+    loss: Loss = CROSS_ENTROPY,
     reestimate: bool = True,
     known: Row | None = None,
     keep: Callable[[Row], None] = ignore,

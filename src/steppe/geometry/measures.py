@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, get_args
 
+import torch
 from torch import Tensor, nn
 
 from steppe.config import MeasureConfig
 from steppe.data import Dataset, in_order
 from steppe.errors import ConfigError, MeasureError
 from steppe.geometry import figures
-from steppe.geometry.attention import attention_maps
+from steppe.geometry.attention import attention_maps, evenness
 from steppe.geometry.landscape import measure_between, measure_line, measure_square, random_directions
 from steppe.geometry.noise import measure_noise_loss
-from steppe.measuring import Batches, Measure, Settings, in_smaller_chunks, sample
-
-T = TypeVar("T")
+from steppe.geometry.tangent import Definition
+from steppe.measuring import Batches, Measure, Precision, Range, Settings, Text, in_smaller_chunks, sample
+from steppe.measuring.table import LOSSES
+from steppe.measuring.values import Allowed
 
 
 def _noise(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -24,7 +26,15 @@ def _noise(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, 
         dataset,
         settings,
         lambda batches: dict(
-            measure_noise_loss(model, batches, sigma=settings["noise_sigma"], draws=settings["noise_draws"])
+            measure_noise_loss(
+                model,
+                batches,
+                sigma=settings["noise_sigma"],
+                draws=settings["noise_draws"],
+                seed=settings["seed"],
+                loss=settings.chosen_loss,
+                tell=settings.tell,
+            )
         ),
         settings["noise_examples"],
     )
@@ -67,7 +77,7 @@ def _landscape(
             *((where, batches) if measure is measure_between else (batches, where)),
             points=settings["points"],
             loss=settings.chosen_loss,
-            reestimate=_pick(settings, "batchnorm", {"kept": False, "reestimated": True}),
+            reestimate=settings.pick("batchnorm", BATCHNORM),
             known=known,
             keep=keep,
             tell=settings.tell,
@@ -78,12 +88,15 @@ def _landscape(
 
 
 def _directions(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
-    return _pick(settings, "directions", DIRECTIONS)(model, dataset, settings, count)
+    return settings.pick("directions", DIRECTIONS)(model, dataset, settings, count)
 
 
 def _random(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
     return random_directions(model, count, seed=settings["seed"])
 
+
+BATCHNORM = {"kept": False, "reestimated": True}
+"""Whether BatchNorm's statistics are taken anew at each point of a landscape."""
 
 DIRECTIONS: dict[str, Callable[[nn.Module, Dataset, Settings, int], list[list[Tensor]]]] = {
     "random": _random,
@@ -93,16 +106,18 @@ DIRECTIONS: dict[str, Callable[[nn.Module, Dataset, Settings, int], list[list[Te
 
 
 def _attention(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    numbers = sample(len(dataset.test), max(1, settings["images"]))
+    numbers = sample(len(dataset.test), settings["images"])
     split = dataset.test.take(numbers)
 
     def work(size: int) -> dict[str, Any]:
-        last: list[Any] = []
-        rolled: list[Any] = []
+        maps: dict[str, list[Tensor]] = {"last_layer": [], "rollout": []}
         for images, _ in in_order(split, dataset, batch_size=size, device=settings.device):
-            last += attention_maps(model, images).double().cpu().tolist()
-            rolled += attention_maps(model, images, rollout=True).double().cpu().tolist()
-        return {"images": numbers.tolist(), "split": "test", "last_layer": last, "rollout": rolled}
+            for name, found in maps.items():
+                found.append(attention_maps(model, images, rollout=name == "rollout").double().cpu())
+        whole = {name: torch.cat(found) for name, found in maps.items()}
+        figures = {name: float(evenness(found).mean()) for name, found in whole.items()}
+        shown = {name: found.tolist() for name, found in whole.items()}
+        return {"images": numbers.tolist(), "split": "test", **shown, "evenness": figures}
 
     return in_smaller_chunks(work, min(settings.batch_size, 32), settings.say)
 
@@ -117,13 +132,6 @@ def _on_training_images(
     )
 
 
-def _pick(settings: Settings, key: str, known: dict[str, T]) -> T:
-    if settings[key] not in known:
-        mend = f"choose one of: {', '.join(known)}"
-        raise ConfigError(f"{key} cannot be {settings[key]!r}", where="--set", mend=mend)
-    return known[settings[key]]
-
-
 _LANDSCAPE: dict[str, Any] = {
     "radius": 1.0,
     "examples": 5000,
@@ -132,7 +140,6 @@ _LANDSCAPE: dict[str, Any] = {
     "batchnorm": "kept",
     "directions": "random",
 }
-
 _HESSIAN: dict[str, Any] = {
     "examples": 5000,
     "seed": 0,
@@ -140,25 +147,55 @@ _HESSIAN: dict[str, Any] = {
     "precision": "float32",
     "compiled": False,
 }
+_NTK: dict[str, Any] = {"definition": "sum", "block": 48, "blocks": 8, "relu": False}
+
+_MAY: dict[str, Allowed] = {
+    "examples": Range(1),
+    "loss": LOSSES,
+    "precision": get_args(Precision),
+    "parts": Text("roles, all, whole, or names such as attention,block1"),
+    "method": ("lanczos", "power"),
+    "top": Range(1),
+    "iterations": Range(1),
+    "tolerance": Range(0, 1, above=True),
+    "definition": get_args(Definition),
+    "weights": ("trained", "initial"),
+    "block": Range(2),
+    "blocks": Range(1),
+    "weight": Range(0, 1),
+    "noise_sigma": Range(0, above=True),
+    "noise_draws": Range(2),
+    "noise_examples": Range(1),
+    "points": Range(2),
+    "radius": Range(0, above=True),
+    "batchnorm": tuple(BATCHNORM),
+    "directions": tuple(DIRECTIONS),
+    "images": Range(1),
+    **{f"rho_{scaling}": Range(0, above=True) for scaling in figures.SCALINGS},
+}
+"""Setting -> its values; the same for every measure that has it."""
 
 MEASURES: dict[str, Measure] = {
     "lambda_max": Measure(
         figures.curvature,
         "largest and smallest eigenvalue of the Hessian, whole and by block",
         {"parts": "roles", "method": "lanczos", "top": 1, "iterations": 100, "tolerance": 1e-3, **_HESSIAN},
-        quick={"examples": 256, "iterations": 20, "tolerance": 0.01},
+        quick={"examples": 128, "iterations": 12, "tolerance": 0.01},
+        allowed=_MAY,
     ),
     "trace": Measure(
         figures.trace,
         "trace of the Hessian, whole and by block, with error bars",
         {"parts": "roles", "probes": 50, **_HESSIAN},
-        quick={"examples": 256, "probes": 5},
+        quick={"examples": 128, "probes": 5},
+        allowed={**_MAY, "probes": Range(2)},
     ),
     "spectrum": Measure(
         figures.spectrum,
         "density of the Hessian's eigenvalues",
         {"probes": 3, "steps": 50, **_HESSIAN},
-        quick={"examples": 256, "probes": 1, "steps": 15},
+        quick={"examples": 128, "probes": 1, "steps": 15},
+        allowed={**_MAY, "probes": Range(1), "steps": Range(1)},
     ),
     "sharpness": Measure(
         figures.sharpness,
@@ -172,61 +209,71 @@ MEASURES: dict[str, Measure] = {
             "examples": 5000,
             "loss": "trained",
         },
-        quick={"examples": 256, "steps": 3},
+        quick={"examples": 128, "steps": 3},
+        allowed={**_MAY, "steps": Range(1)},
     ),
     "ntk": Measure(
         figures.tangent_kernel,
         "condition number of the tangent kernel, over diagonal blocks",
-        {"weights": "trained", "definition": "sum", "block": 48, "blocks": 8, "relu": False},
+        {"weights": "trained", **_NTK},
         quick={"blocks": 1},
+        allowed=_MAY,
     ),
     "ntk_initial": Measure(
         figures.tangent_kernel,
         "the same with the weights the run began with",
-        {"weights": "initial", "definition": "sum", "block": 48, "blocks": 8, "relu": False},
+        {"weights": "initial", **_NTK},
         quick={"blocks": 1},
+        allowed=_MAY,
     ),
     "norms": Measure(
         figures.norms,
         "norms of weights, gradients and activations, and active neurons, by block",
         {"examples": 5000, "loss": "trained"},
         quick={"examples": 256},
+        allowed=_MAY,
     ),
     "missing_rate": Measure(
         figures.missing_rate,
         "how often a mixture of two images is taken for a third class",
         {"weight": 0.5, "examples": 5000, "seed": 0},
         quick={"examples": 256},
+        allowed={**_MAY, "examples": Range(2)},
     ),
     "noise": Measure(
         _noise,
         "loss under Gaussian weight noise",
-        MeasureConfig().noise,
+        {**MeasureConfig().noise, "loss": "cross_entropy", "seed": 0},
+        allowed=_MAY,
         key="noise_loss",
     ),
     "line": Measure(
         _line,
         "loss along a direction: random, filter-normalised",
         {"points": 51, **_LANDSCAPE},
-        quick={"points": 21, "examples": 256},
+        quick={"points": 21, "examples": 128},
+        allowed=_MAY,
     ),
     "landscape": Measure(
         _square,
         "loss on a square of two directions; points are a side's",
         {"points": 50, **_LANDSCAPE},
-        quick={"points": 15, "examples": 256},
+        quick={"points": 11, "examples": 128},
+        allowed=_MAY,
     ),
     "between": Measure(
         _between,
         "loss on the way to another run of the same model (--with), and the barrier",
         {"points": 21, "examples": 5000, "loss": "cross_entropy", "batchnorm": "reestimated"},
         quick={"points": 11, "examples": 256},
+        allowed=_MAY,
         by_default=False,
     ),
     "attention": Measure(
         _attention,
         "where a vision transformer looks: last layer and rollout, on test images",
         {"images": 8},
+        allowed=_MAY,
     ),
 }
 """What is measured of a model's weights, by name."""

@@ -1,4 +1,4 @@
-"""Memory: how much a graph holds, how much there is, and whether it has run out."""
+"""Memory: how much a graph holds, and how much there is."""
 
 from __future__ import annotations
 
@@ -40,8 +40,3 @@ def free_bytes(device: torch.device) -> float:
         return 0.5 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # not told on this system
         return 2.0 * 2**30
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

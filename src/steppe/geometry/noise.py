@@ -6,14 +6,14 @@ L^N = E over ε ~ N(0, σ² I) of L(w + ε). A flat minimum keeps its loss; a sh
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import TypedDict
 
 import torch
 from torch import nn
 
 from steppe.errors import ConfigError
-from steppe.geometry.losses import CROSS_ENTROPY, LossFunction
-from steppe.geometry.measuring import Batches, check_model
+from steppe.measuring import CROSS_ENTROPY, Batches, Loss, as_found, check_finite, count_examples, ignore
 
 
 class NoiseLoss(TypedDict):
@@ -35,11 +35,12 @@ def measure_noise_loss(
     sigma: float = 0.01,
     draws: int = 20,
     seed: int = 0,
-    loss: LossFunction = CROSS_ENTROPY,
+    loss: Loss = CROSS_ENTROPY,
+    tell: Callable[[int, int], None] = ignore,
 ) -> NoiseLoss:
     """Average the loss over Gaussian noises on every trainable parameter, in evaluation mode.
 
-    The model is left as it was found: weights bit by bit, and mode. BatchNorm keeps its running statistics.
+    The model is left as it was found. BatchNorm keeps its running statistics.
 
     Args:
         model: the model; computes where its parameters are.
@@ -48,37 +49,33 @@ def measure_noise_loss(
         draws: how many noises to average over.
         seed: of the noises; models of one shape get the same ones.
         loss: of each example.
+        tell: takes how many noises are done, and of how many.
     """
     if draws < 2:
         raise ConfigError("a mean over noises needs two draws or more: its error comes from their spread")
-    check_model(model)
+    check_finite(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     originals = [p.detach().clone() for p in parameters]
     generator = torch.Generator(parameters[0].device).manual_seed(seed)
-    training = model.training
-    model.eval()
-    try:
+    losses: list[float] = []
+    with as_found(model):
         clean = _mean_loss(model, batches, loss)
-        losses = []
-        for _ in range(draws):
+        while len(losses) < draws:
             for parameter, original in zip(parameters, originals, strict=True):
                 noise = torch.randn(original.shape, generator=generator, device=original.device, dtype=original.dtype)
                 parameter.copy_(original + sigma * noise)
             losses.append(_mean_loss(model, batches, loss))
-    finally:
-        for parameter, original in zip(parameters, originals, strict=True):
-            parameter.copy_(original)
-        model.train(training)
+            tell(len(losses), draws)
     return {
         "mean": statistics.fmean(losses),
         "stderr": statistics.stdev(losses) / draws**0.5,
         "clean": clean,
         "sigma": sigma,
         "draws": draws,
-        "examples": sum(len(labels) for _, labels in batches),
+        "examples": count_examples(batches),
     }
 
 
-def _mean_loss(model: nn.Module, batches: Batches, loss: LossFunction) -> float:
+def _mean_loss(model: nn.Module, batches: Batches, loss: Loss) -> float:
     total = sum(loss(model(x), y).sum().double().item() for x, y in batches)
-    return total / sum(len(y) for _, y in batches)
+    return total / count_examples(batches)

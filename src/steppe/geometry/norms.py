@@ -14,21 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from steppe.errors import ConfigError, SteppeError
-from steppe.geometry.losses import CROSS_ENTROPY, LossFunction
-from steppe.geometry.measuring import (
-    WHOLE,
+from steppe.geometry.how import How, borrowed, describe
+from steppe.geometry.parts import WHOLE, resolve_parts
+from steppe.geometry.products import Hessian
+from steppe.measuring import (
+    CROSS_ENTROPY,
     Batches,
     BatchNormMode,
+    Loss,
     Precision,
-    Settings,
-    borrowed,
     check_batches,
-    check_model,
+    check_finite,
     count_examples,
-    describe,
-    resolve_parts,
 )
-from steppe.geometry.products import Hessian
 from steppe.models import activations
 
 
@@ -36,7 +34,7 @@ class GradientNorms(TypedDict):
     """‖∇L‖₂ of every part."""
 
     parts: dict[str, float]
-    settings: Settings
+    settings: How
 
 
 class BlockActivations(TypedDict):
@@ -56,7 +54,7 @@ class Activations(TypedDict):
     """Activations by block."""
 
     blocks: dict[str, BlockActivations]
-    settings: Settings
+    settings: How
 
 
 class MissingRate(TypedDict):
@@ -65,7 +63,7 @@ class MissingRate(TypedDict):
     rate: float
     stderr: float
     pairs: int
-    settings: Settings
+    settings: How
 
 
 def weight_norms(model: nn.Module, parts: Sequence[str] | Mapping[str, Sequence[str]] = (WHOLE,)) -> dict[str, float]:
@@ -75,7 +73,7 @@ def weight_norms(model: nn.Module, parts: Sequence[str] | Mapping[str, Sequence[
         model: the model.
         parts: names of `steppe.models.blocks`, or `whole`; or names with the parameters they stand for.
     """
-    check_model(model)
+    check_finite(model)
     named = dict(model.named_parameters())
     return {
         part: float(torch.stack([named[name].detach().double().norm() for name in names]).norm())
@@ -88,7 +86,7 @@ def measure_gradient_norms(
     batches: Batches,
     *,
     parts: Sequence[str] | Mapping[str, Sequence[str]] = (WHOLE,),
-    loss: LossFunction = CROSS_ENTROPY,
+    loss: Loss = CROSS_ENTROPY,
     batch_norm: BatchNormMode = "running",
     precision: Precision = "float32",
     chunk: int | None = None,
@@ -126,7 +124,7 @@ def measure_activations(
         batches: normalised images and labels, on its device.
         modules: block -> names of the modules whose outputs count; by default `steppe.models.activations`.
     """
-    check_model(model)
+    check_finite(model)
     check_batches(batches, classes=False)
     modules = activations(model) if modules is None else modules
     if not modules:
@@ -202,7 +200,7 @@ def measure_missing_rate(model: nn.Module, batches: Batches, *, weight: float = 
     """
     if not 0 <= weight <= 1:
         raise ConfigError(f"a mixture cannot hold {weight:g} of an image", mend="choose a weight from 0 to 1")
-    check_model(model)
+    check_finite(model)
     check_batches(batches)
     images = torch.cat([x for x, _ in batches])
     labels = torch.cat([y if y.ndim == 1 else y.argmax(1) for _, y in batches])

@@ -23,20 +23,20 @@ import torch
 from torch import Tensor, nn
 
 from steppe.errors import SteppeError
-from steppe.geometry.losses import CROSS_ENTROPY, LossFunction
-from steppe.geometry.measuring import (
-    WHOLE,
+from steppe.geometry.how import borrowed
+from steppe.geometry.memory import SavedBytes, free_bytes
+from steppe.geometry.parts import WHOLE, resolve_parts, trained_parameters
+from steppe.measuring import (
+    CROSS_ENTROPY,
     Batches,
     BatchNormMode,
+    Loss,
     Precision,
-    borrowed,
     check_batches,
-    check_model,
+    check_finite,
     count_examples,
-    resolve_parts,
-    trained_parameters,
+    ran_out_of_memory,
 )
-from steppe.geometry.memory import SavedBytes, free_bytes, is_out_of_memory
 
 _FEWEST = 16
 """Examples that a chunk is not cut below to keep more graphs: smaller ones do not fill a GPU."""
@@ -57,7 +57,7 @@ class Hessian:
         model: nn.Module,
         batches: Batches,
         *,
-        loss: LossFunction = CROSS_ENTROPY,
+        loss: Loss = CROSS_ENTROPY,
         parts: Sequence[str] | Mapping[str, Sequence[str]] = (WHOLE,),
         batch_norm: BatchNormMode = "running",
         precision: Precision = "float32",
@@ -85,7 +85,7 @@ class Hessian:
             checked: the model and the data are known to be good.
         """
         if not checked:
-            check_model(model)
+            check_finite(model)
             check_batches(batches, batch_norm=batch_norm)
         self.model, self.loss, self.batch_norm, self.precision = model, loss, batch_norm, precision
         self.named = trained_parameters(model)
@@ -274,7 +274,7 @@ class Hessian:
                 with _keeping_buffers() if self.compiled else ExitStack():
                     return work()
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                if not ran_out_of_memory(error):
                     raise
             self._shrink()
 
@@ -296,7 +296,7 @@ class Hessian:
             torch.cuda.empty_cache()
 
 
-def _compile_gradient(model: nn.Module, loss: LossFunction, examples: int) -> Callable[..., Any]:
+def _compile_gradient(model: nn.Module, loss: Loss, examples: int) -> Callable[..., Any]:
     """The gradient as one compiled function, whose compiled backward is the product with the Hessian."""
 
     def mean_loss(parameters: dict[str, Tensor], images: Tensor, targets: Tensor) -> Tensor:

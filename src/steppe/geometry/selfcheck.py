@@ -9,17 +9,20 @@ central differences of the gradient on a few examples in float64, with steps so 
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from steppe.errors import SteppeError
-from steppe.geometry.measuring import Batches
+from steppe.errors import MeasureError, SteppeError
 from steppe.geometry.products import Hessian
+from steppe.measuring import Batches
 
 _STEPS = (1e-4, 1e-5, 1e-6, 1e-7)
 _FEW = 8
+_ALLOWED = 0.02
+"""How far a product may be from differences of gradients, as a share."""
 
 
 class Checks(TypedDict):
@@ -38,6 +41,7 @@ def check_products(hessian: Hessian, seed: int = 0) -> Checks:
 
     Raises:
         SteppeError: a product is wrong.
+        MeasureError: the gradient is not continuous here, so that there is nothing to be right about.
     """
     few = [(images[:_FEW], targets[:_FEW]) for images, targets in hessian.batches[:1]]
     symmetry = _asymmetry(hessian, seed)
@@ -48,7 +52,7 @@ def check_products(hessian: Hessian, seed: int = 0) -> Checks:
             mend="look for an operation of the model whose second derivative is wrong or random",
         )
     differences = None if few[0][0].device.type == "mps" else _difference_error(hessian, few, seed)
-    if differences is not None and not differences <= 0.02:
+    if differences is not None and not differences <= _ALLOWED:
         raise SteppeError(
             f"the Hessian's products differ by {differences:.1%} from differences of gradients, so no figure is given",
             mend="look for an operation of the model whose second derivative is wrong",
@@ -92,4 +96,9 @@ def _difference_error(hessian: Hessian, few: Batches, seed: int) -> float:
             error = ((sides[0] - sides[1]) / (2 * t) - moved).norm()
             rounding = torch.finfo(torch.float64).eps * (1 + sides[0].norm()) / t  # all there is where H is zero
             errors.append(float(error / (moved.norm() + 10 * rounding)))
+    if min(errors) > _ALLOWED and all(5 * large < small for large, small in pairwise(errors)):
+        raise MeasureError(
+            "the gradient jumps at these very weights, so the loss has no curvature there",
+            mend="measure trained weights: in a fresh network with layers of zeros, ReLUs sit exactly at their kink",
+        )
     return min(errors)

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from steppe.errors import ConfigError, SteppeError, unknown_name
-from steppe.geometry.losses import CROSS_ENTROPY, LossFunction
-from steppe.geometry.measuring import (
+from steppe.geometry.how import How, describe
+from steppe.geometry.parts import trained_parameters
+from steppe.geometry.products import Hessian
+from steppe.measuring import (
+    CROSS_ENTROPY,
     Batches,
     BatchNormMode,
+    Loss,
     Precision,
-    Settings,
     check_batches,
-    check_model,
+    check_finite,
     count_examples,
-    describe,
-    trained_parameters,
 )
-from steppe.geometry.products import Hessian
 from steppe.minimizers.parameters import SCALINGS, build_blocks
 from steppe.minimizers.perturbation import scales_of
 
@@ -50,7 +50,7 @@ class Sharpness(TypedDict):
     steps: int
     step_size: float
     per_batch: bool
-    settings: Settings
+    settings: How
 
 
 def measure_sharpness(
@@ -63,7 +63,7 @@ def measure_sharpness(
     steps: int = 1,
     step_size: float | None = None,
     per_batch: bool = False,
-    loss: LossFunction = CROSS_ENTROPY,
+    loss: Loss = CROSS_ENTROPY,
     batch_norm: BatchNormMode = "running",
     precision: Precision = "float32",
 ) -> Sharpness:
@@ -89,7 +89,7 @@ def measure_sharpness(
         raise ConfigError("rho must be above 0 and steps 1 or more", where=f"rho={rho}, steps={steps}")
     eta = (0.0 if scaling == "none" else 0.01) if eta is None else eta
     pace = step_size or (1.0 if steps == 1 else 2.0 / steps + 0.1)
-    check_model(model)
+    check_finite(model)
     check_batches(batches, batch_norm=batch_norm)
     scale = _scale(model, scaling, eta)
     rises: list[tuple[float, float, int]] = []
@@ -122,7 +122,7 @@ def measure_adaptive_sharpness(
     rho: Mapping[str, float],
     eta: float = 0.01,
     steps: int = 1,
-    loss: LossFunction = CROSS_ENTROPY,
+    loss: Loss = CROSS_ENTROPY,
     batch_norm: BatchNormMode = "running",
     precision: Precision = "float32",
 ) -> dict[str, Sharpness]:
@@ -188,6 +188,8 @@ def _climb(point: Hessian, scale: Tensor | float, rho: float, steps: int, pace: 
                 weight.copy_(moved)
         here, gradient = point.loss_and_gradient()
         if not math.isfinite(here):
-            raise SteppeError("the loss is not finite within the ball", mend="choose a smaller rho")
+            raise SteppeError(
+                "the loss is not finite within the ball", where=f"rho={rho:g}", mend="choose a smaller rho"
+            )
         best = max(best, here)
     return clean, best

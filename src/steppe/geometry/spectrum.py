@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from steppe.errors import ConfigError
 from steppe.geometry.curvature import ProductOptions, describe_options
 from steppe.geometry.eigen import lanczos
-from steppe.geometry.measuring import WHOLE, Batches, Settings
+from steppe.geometry.how import How
+from steppe.geometry.parts import WHOLE
 from steppe.geometry.products import Hessian
 from steppe.geometry.selfcheck import Checks, check_products
+from steppe.measuring import Batches
 
 
 class Spectrum(TypedDict):
@@ -31,7 +33,7 @@ class Spectrum(TypedDict):
     probes: int
     steps: int
     checks: Checks | None
-    settings: Settings
+    settings: How
 
 
 def measure_spectrum(

@@ -24,19 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from steppe.errors import ConfigError, SteppeError
-from steppe.geometry.losses import CROSS_ENTROPY
-from steppe.geometry.measuring import (
-    Batches,
-    BatchNormMode,
-    Settings,
-    borrowed,
-    check_batches,
-    check_model,
-    count_examples,
-    describe,
-    trained_parameters,
-)
+from steppe.geometry.how import How, borrowed, describe
 from steppe.geometry.memory import free_bytes
+from steppe.geometry.parts import trained_parameters
+from steppe.measuring import CROSS_ENTROPY, Batches, BatchNormMode, check_batches, check_finite, count_examples, ignore
 
 Definition = Literal["all", "sum", "one"]
 
@@ -57,7 +48,7 @@ class TangentKernel(TypedDict):
     definition: str
     block_examples: int
     relu: bool
-    settings: Settings
+    settings: How
 
 
 def measure_tangent_kernel(
@@ -71,6 +62,7 @@ def measure_tangent_kernel(
     double: bool = True,
     batch_norm: BatchNormMode = "running",
     memory_gib: float | None = None,
+    tell: Callable[[int, int], None] = ignore,
 ) -> TangentKernel:
     """Measure the condition number of the tangent kernel of a model as it is: fresh, or trained.
 
@@ -86,10 +78,11 @@ def measure_tangent_kernel(
         batch_norm: where BatchNorm's statistics come from: running ones, or a block's own.
         memory_gib: room for the rows of the Jacobian, by default half of what is free; what does not fit is computed
             again.
+        tell: takes how many blocks are done, and of how many.
     """
     if definition not in ("all", "sum", "one"):
         raise ConfigError(f"unknown definition {definition!r}", mend="choose all, sum or one")
-    check_model(model)
+    check_finite(model)
     check_batches(batches, classes=False)
     examples = count_examples(batches)
     if block < 2 or examples < block:
@@ -110,6 +103,7 @@ def measure_tangent_kernel(
             part = images[start : start + block].to(dtype)
             rows = _rows(measured, part, definition, logit, batch_norm)
             kernels.append(_gram(rows, free_bytes(device) / 2 if memory_gib is None else memory_gib * 2**30))
+            tell(len(kernels), examples // block)
     values = [torch.linalg.eigvalsh(kernel) for kernel in kernels]
     floor = torch.finfo(dtype).eps * 10
     kappas = torch.stack([_condition(spectrum) for spectrum in values])

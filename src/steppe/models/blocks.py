@@ -164,16 +164,18 @@ def count_blocks(model: nn.Module) -> int:
 def activations(model: nn.Module) -> dict[str, list[str]]:
     """Name the modules whose output is a post-activation (after GELU, ReLU…): part -> names of modules.
 
-    The gates of squeeze-and-excitation are left out: they scale channels and are no neurons of the block.
+    The gates of squeeze-and-excitation are left out: they scale channels and are no neurons of the block. Of a model
+    whose parts have no names here, all stand under `whole`.
     """
-    family = _family(model)
     names = [
         name
         for name, module in model.named_modules()
         if (isinstance(module, _ACTIVATIONS) or type(module).__module__ == "timm.layers.activations")
         and ".se." not in name
     ]
-    places = _places(family, [f"{name}." for name in names])
+    if not any(isinstance(model, family.kinds) for family in FAMILIES.values()):
+        return {"whole": names} if names else {}
+    places = _places(_family(model), [f"{name}." for name in names])
     return _group((name.removesuffix("."), outside or f"block{block}") for name, outside, _, block in places)
 
 

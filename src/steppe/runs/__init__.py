@@ -4,6 +4,7 @@ from steppe.runs.answers import Answers, read_answers, write_answers
 from steppe.runs.files import locked, read_json, try_lock, write_atomically, write_json
 from steppe.runs.folder import Run, create_run, find_runs
 from steppe.runs.observer import Observer, Several, Status
+from steppe.runs.results import drop_result, find_result, put_result
 from steppe.runs.trackers import TRACKERS, Tracker, make_trackers
 
 __all__ = [
@@ -15,9 +16,12 @@ __all__ = [
     "Status",
     "Tracker",
     "create_run",
+    "drop_result",
+    "find_result",
     "find_runs",
     "locked",
     "make_trackers",
+    "put_result",
     "read_answers",
     "read_json",
     "try_lock",

@@ -22,6 +22,9 @@ class Observer:
     def epoch(self, record: dict[str, Any]) -> None:
         """An epoch is done; `record` is its line in `metrics.jsonl`."""
 
+    def evaluate(self, done: int, total: int) -> None:
+        """The final evaluation has gone through so many images, of so many."""
+
     def say(self, text: str) -> None:
         """Something the user should know, once."""
 
@@ -50,6 +53,11 @@ class Several(Observer):
         """Tell each."""
         for one in self.observers:
             one.epoch(record)
+
+    def evaluate(self, done: int, total: int) -> None:
+        """Tell each."""
+        for one in self.observers:
+            one.evaluate(done, total)
 
     def say(self, text: str) -> None:
         """Tell each."""

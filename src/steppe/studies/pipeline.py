@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from steppe import cost, data, models
 from steppe.config import MeasureConfig, RunConfig
-from steppe.data import Dataset, Keeping, in_order
+from steppe.data import Dataset, Keeping
 from steppe.data.sources import Progress
-from steppe.geometry import measure_noise_loss
-from steppe.measuring import sample
+from steppe.geometry.measures import MEASURES
+from steppe.measuring import trained_loss
 from steppe.runs import Observer, Run
 from steppe.studies.costs import describe_training
+from steppe.studies.measured import add_results
 from steppe.studies.shift import measure_shift
+from steppe.studies.subjects import Subject, load_model
 from steppe.train import leads, pick_device, train
+
+NOISE = MEASURES["noise"]
+"""The flatness figure that every run has."""
 
 
 def execute(
@@ -96,9 +99,8 @@ def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: 
     place = pick_device(device)
     model = load_model(run, dataset).to(place)
     shape = (dataset.channels, dataset.image_size, dataset.image_size)
-    some = dataset.train.take(sample(len(dataset.train), measure.noise_examples))
-    batches = list(in_order(some, dataset, batch_size=512, device=place))
-    noise_loss = measure_noise_loss(model, batches, sigma=measure.noise_sigma, draws=measure.noise_draws)
+    subject = Subject(run.path, model, dataset, trained_loss(run.config), place)
+    add_results(subject, "geometry.json", {"noise": NOISE}, {"noise": measure.noise}, strict=True)
     with run.lock():
         found: dict[str, object] = {
             "parameters": cost.count_parameters(model),
@@ -107,27 +109,19 @@ def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: 
         }
         found |= {"peak_memory_mib": run.summary.get("peak_memory_mib"), "training": describe_training(run)}
         run.write("cost.json", {**run.read_or_empty("cost.json"), **found})
-        known = run.read_or_empty("geometry.json")
-        run.write("geometry.json", {**known, "noise_loss": {**noise_loss, "settings": measure.noise}})
         if measure.test_variances:
             shift = measure_shift(model, dataset, run.config, measure, device=place)
             run.write("shift.json", {**shift, "settings": measure.shift})
 
 
 def has_measures(run: Run, measure: MeasureConfig) -> bool:
-    """Whether a run is finished and has been measured with just these settings."""
-    known = run.read_or_empty("geometry.json").get("noise_loss", {})
+    """Whether a run is finished, and the figures that readers find were made with just these settings."""
+    noise = run.read_or_empty("geometry.json").get("noise_loss")
+    known = noise.get("settings") if isinstance(noise, dict) else None
     return (
         run.finished
         and "parameters" in run.read_or_empty("cost.json")
-        and known.get("settings") == measure.noise
+        and isinstance(known, dict)
+        and {**NOISE.defaults, **known} == {**NOISE.defaults, **measure.noise}
         and (not measure.test_variances or run.read_or_empty("shift.json").get("settings") == measure.shift)
     )
-
-
-def load_model(run: Run, dataset: Dataset) -> torch.nn.Module:
-    """Build a run's model and load its final weights."""
-    size, channels = dataset.image_size, dataset.channels
-    model = models.build(run.config.model, image_size=size, channels=channels, classes=len(dataset.classes), load=False)
-    models.load_weights(model, run.weights)
-    return model.eval()

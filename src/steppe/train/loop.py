@@ -10,7 +10,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +22,7 @@ from steppe.config import RunConfig, derive_seed
 from steppe.data import Dataset, Keeping, Loader, Split
 from steppe.errors import Interrupted, RunError, TrainingError
 from steppe.evaluate import measure_accuracy
+from steppe.measuring import ignore
 from steppe.minimizers import Minimizer, reestimate_batchnorm
 from steppe.minimizers.vectors import local
 from steppe.runs import Observer, Run
@@ -230,10 +231,11 @@ class Training:
                 self.ranks.share_buffers(self.model)
             yield
 
-    def _measure(self, split: Split) -> Any:
+    def _measure(self, split: Split, tell: Callable[[int], None] = ignore) -> Any:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             size = min(1024, 8 * self.config.batch_size)
             where: dict[str, Any] = {"device": self.device, "batch_size": size, "workers": self.keeping.workers}
+            where["tell"] = tell
             return self.ranks.measure(split, lambda part: measure_accuracy(self.model, part, self.dataset, **where))
 
     def _measure_contrast(self) -> Any:
@@ -382,16 +384,26 @@ class Training:
             mend="run the same command again to go on from here",
         )
 
+    def _measure_splits(self) -> dict[str, Any]:
+        """The final evaluation. Ctrl-C is met after a batch; among several processes, after a split."""
+        splits = {"train": self.dataset.train, "val": self.dataset.val, "test": self.dataset.test}
+        total, found, before = sum(map(len, splits.values())), {}, 0
+
+        def tell(done: int) -> None:
+            self.observer.evaluate(before + done, total)
+            if self.ranks.count == 1 and self.stop.is_set():
+                self._raise_interrupted()
+
+        for name, split in splits.items():
+            if self.ranks.any(self.stop.is_set()):
+                self._raise_interrupted()
+            found[name] = self._measure(split, tell)
+            before += len(split)
+        return found
+
     def _finish(self) -> None:
         with self._evaluated():
-            found = {
-                name: self._measure(split)
-                for name, split in (
-                    ("train", self.dataset.train),
-                    ("val", self.dataset.val),
-                    ("test", self.dataset.test),
-                )
-            }
+            found = self._measure_splits()
             weights = distributed.whole(self.model.state_dict())
             if self.ranks.leads:
                 save_weights(self.run.weights, weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -223,6 +224,8 @@ def _stop_requests(stop: threading.Event | None = None) -> Iterator[threading.Ev
 
     def request(number: int, frame: object) -> None:
         stop.set()
+        with suppress(OSError):  # not by print: a signal may come in the middle of one
+            os.write(2, b"stopping, as soon as nothing is lost by it; once more stops at once\n")
         signal(number, before[Signals(number)])
 
     for kind in (SIGINT, SIGTERM):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from steppe.config import RunConfig
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits of (B, classes), targets of (B,)) -> the loss of each example, (B,)."""
 
 
@@ -61,6 +61,6 @@ def trained_loss(config: RunConfig) -> ClassLoss:
     return ClassLoss(sigmoid=config.sigmoid_loss, label_smoothing=config.label_smoothing)
 
 
-def loss_name(loss: LossFunction) -> str:
+def loss_name(loss: Loss) -> str:
     """What to call a loss in the settings of a figure."""
     return str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or type(loss).__name__)

@@ -6,32 +6,24 @@ study) stores what they give with its settings beside it, so that a figure can b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from steppe.config import derive_seed
 from steppe.data import Dataset, Split, in_order
-from steppe.errors import ConfigError, MeasureError, SteppeError, unknown_name
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(logits, labels) -> the loss of each example."""
-
-Batches = list[tuple[Tensor, Tensor]]
+from steppe.errors import ConfigError, unknown_name
+from steppe.measuring.losses import CROSS_ENTROPY, Loss
+from steppe.measuring.values import Allowed, allowed_of, read_value
 
 T = TypeVar("T")
 
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of each example."""
-    return F.cross_entropy(logits.float() if logits.dtype.itemsize < 4 else logits, labels, reduction="none")
+LOSSES = ("trained", "cross_entropy")
+"""What a measure is taken on: the loss the model was trained with, or cross-entropy."""
 
 
 def ignore(*_: Any) -> None:
@@ -48,7 +40,7 @@ class Settings(Mapping[str, Any]):
     asked: dict[str, Any]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     batch_size: int = 512
-    loss: Loss = cross_entropy
+    loss: Loss = CROSS_ENTROPY
     """The loss the model was trained with; `settings["loss"]` may ask for cross-entropy instead."""
     root: Path | None = None
     """The data root, where published corruptions lie."""
@@ -77,13 +69,19 @@ class Settings(Mapping[str, Any]):
     @property
     def chosen_loss(self) -> Loss:
         """The loss that `settings["loss"]` asks for: "trained" or "cross_entropy"."""
-        known = {"trained": self.loss, "cross_entropy": cross_entropy}
-        if self["loss"] not in known:
-            mend = f"choose one of: {', '.join(known)}"
-            raise ConfigError(f"loss cannot be {self['loss']!r}", where="--set", mend=mend)
-        return known[self["loss"]]
+        known: dict[str, Loss] = {"trained": self.loss, "cross_entropy": CROSS_ENTROPY}
+        return self.pick("loss", known)
 
-    def batches(self, split: Split, dataset: Dataset, examples: int, batch_size: int | None = None) -> Batches:
+    def pick(self, key: str, known: Mapping[str, T]) -> T:
+        """What the value of a setting stands for."""
+        if self[key] not in known:
+            mend = f"choose one of: {', '.join(known)}"
+            raise ConfigError(f"{key} cannot be {self[key]!r}", where="--set", mend=mend)
+        return known[self[key]]
+
+    def batches(
+        self, split: Split, dataset: Dataset, examples: int, batch_size: int | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
         """Normalised batches of the same `examples` images for every model, kept on the device."""
         some = split.take(sample(len(split), examples))
         return list(in_order(some, dataset, batch_size=batch_size or self.batch_size, device=self.device))
@@ -101,6 +99,7 @@ class Measure:
         about: one line about it.
         defaults: its settings.
         quick: what `--quick` changes in them.
+        allowed: setting -> its values; a whole number that is not mentioned is 0 or more, a text any.
         key: where the result goes in the JSON file, if not under the measure's own name.
         by_default: whether it is made when nothing in particular is asked for.
     """
@@ -109,8 +108,13 @@ class Measure:
     about: str
     defaults: dict[str, Any]
     quick: dict[str, Any] = field(default_factory=dict)
+    allowed: Mapping[str, Allowed] = field(default_factory=dict)
     key: str | None = None
     by_default: bool = True
+
+    def values_of(self, setting: str) -> Allowed:
+        """What a setting may be."""
+        return allowed_of(self.defaults[setting], self.allowed.get(setting))
 
 
 def choose(table: Mapping[str, Measure], only: str | None) -> dict[str, Measure]:
@@ -138,96 +142,12 @@ def change_settings(table: Mapping[str, Measure], changes: list[str]) -> dict[st
             raise unknown_name("measure", name, table, where=f"--set {change}")
         if key not in table[name].defaults:
             raise unknown_name(f"setting of {name}", key, table[name].defaults, where=f"--set {change}")
-        found.setdefault(name, {})[key] = _read_like(table[name].defaults[key], text.strip(), change)
+        default, allowed = table[name].defaults[key], table[name].allowed.get(key)
+        found.setdefault(name, {})[key] = read_value(text.strip(), default, allowed, f"--set {change}")
     return found
-
-
-def _read_like(default: Any, text: str, change: str) -> Any:
-    try:
-        if isinstance(default, bool):
-            return {"true": True, "false": False}[text.lower()]
-        if isinstance(default, int):
-            number = int(text)
-            if number < 0:
-                raise ValueError
-            return number
-        if isinstance(default, float):
-            value = float(text)
-            if not math.isfinite(value) or value < 0:
-                raise ValueError
-            return value
-    except (ValueError, KeyError):
-        kind = {bool: "true or false", int: "a whole number, not negative", float: "a number, not negative"}
-        raise ConfigError(f"{text!r} is not {kind[type(default)]}", where=f"--set {change}") from None
-    return text
 
 
 def sample(total: int, count: int) -> Tensor:
     """Pick the same `count` images of a split for every run."""
     generator = torch.Generator().manual_seed(derive_seed(0, "measure"))
     return torch.randperm(total, generator=generator)[:count]
-
-
-@contextmanager
-def as_found(model: nn.Module) -> Iterator[None]:
-    """Measure in evaluation mode and leave a model as it was: weights, statistics, modes and random state.
-
-    Gradients that a model holds stay as well, as long as nothing calls `backward` on it.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    copies = [(tensor, tensor.detach().clone()) for tensor in [*model.parameters(), *model.buffers()]]
-    cuda = next((tensor.device for tensor, _ in copies if tensor.device.type == "cuda"), None)
-    states = torch.get_rng_state(), torch.cuda.get_rng_state(cuda) if cuda else None
-    model.eval()
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, copy in copies:
-                tensor.copy_(copy)
-        for module, training in modes:
-            module.training = training
-        torch.set_rng_state(states[0])
-        if cuda is not None and states[1] is not None:
-            torch.cuda.set_rng_state(states[1], cuda)
-
-
-def in_smaller_chunks(work: Callable[[int], T], batch_size: int, say: Callable[[str], None] = ignore) -> T:
-    """Call work(batch_size); where memory runs out, again with half as many images at a time, down to one.
-
-    Raises:
-        SteppeError: one image alone does not fit.
-    """
-    while True:
-        try:
-            return work(batch_size)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not ran_out_of_memory(error):
-                raise
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if batch_size == 1:
-            mend = "use another device (--device cpu), or a smaller image_size"
-            raise SteppeError("the memory does not hold one image at a time", mend=mend)
-        batch_size = max(1, batch_size // 2)
-        say(f"memory ran out: going on with {batch_size} images at a time, which is the same figure")
-
-
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception is memory running out, on any device."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in text
-
-
-def check_finite(model: nn.Module, where: str) -> None:
-    """Refuse a model whose weights or statistics are not numbers: no measure of it means anything."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            mend = "train it again, with a smaller learning rate if it diverged"
-            raise MeasureError(f"the weights hold NaN or infinity, in {name!r}", where=where, mend=mend)
-
-
-def finite(value: float | Tensor) -> float | None:
-    """A number that JSON can hold; None for NaN and infinity."""
-    number = float(value)
-    return number if math.isfinite(number) else None

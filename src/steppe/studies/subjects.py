@@ -1,0 +1,177 @@
+"""What can be measured: the model of a run folder, or any model with weights from elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import timm
+import torch
+from torch import nn
+
+from steppe import data, models
+from steppe.config import DataConfig, ModelConfig, RunConfig
+from steppe.data import Dataset
+from steppe.data.sources import Progress
+from steppe.errors import ConfigError, DataError, RunError, SteppeError
+from steppe.measuring import CROSS_ENTROPY, Loss, check_finite, trained_loss
+from steppe.models.freezing import head_parameters
+from steppe.models.names import short_name
+from steppe.models.weights import load_pretrained
+from steppe.runs import Run, read_json, write_json
+from steppe.train import build_model, pick_device
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured, and where the results go."""
+
+    folder: Path
+    model: nn.Module
+    dataset: Dataset
+    loss: Loss
+    device: torch.device
+    fresh: Callable[[], nn.Module] | None = None
+    """Makes the model with the weights it began with; only a run knows them."""
+
+
+def open_run(
+    path: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+    dataset: Dataset | None = None,
+) -> Subject:
+    """Open a run folder for measuring: its final weights on the data it learned.
+
+    Args:
+        path: the run folder.
+        data_root: where named data sets live.
+        device: by default the GPU where there is one.
+        progress: told how a slow reading of the data goes.
+        dataset: the run's data, if they are loaded already.
+
+    Raises:
+        RunError: there is no such run, or it has no weights.
+        DataError: the data are not those it learned.
+        MeasureError: its weights are not numbers.
+    """
+    run = Run(path)
+    config = run.config
+    if not run.weights.is_file():
+        raise _without_weights(run)
+    place = pick_device(device)
+    dataset = dataset or data.load(config.data, data_root, progress)
+    learned = run.read_or_empty("data.json").get("fingerprint")
+    if learned and learned != dataset.fingerprint:
+        mend = "point --data-root at the data it was trained on"
+        raise DataError("these are not the data the run learned from", where=str(run.path), mend=mend)
+    model = load_model(run, dataset).to(place)
+    check_finite(model, str(run.weights))
+    fresh = partial(_fresh, config, dataset, place)
+    return Subject(run.path, model, dataset, trained_loss(config), place, fresh)
+
+
+def open_model(
+    name: str,
+    weights: str,
+    data_name: str,
+    folder: str | Path,
+    *,
+    image_size: int | None = None,
+    data_root: str | Path | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> Subject:
+    """Open any model with weights from elsewhere for measuring; the results go to a folder of their own.
+
+    Images are normalised as the weights were trained where timm says how, else by the data's own statistics.
+
+    Args:
+        name: a model's name, ours or timm's.
+        weights: a file, a run folder, "timm", "timm:NAME" or "hf-hub:NAME".
+        data_name: a data set with the classes the weights know.
+        folder: where results go.
+        image_size: side of the images; by default the data's own.
+        data_root: where named data sets live.
+        device: by default the GPU where there is one.
+        progress: told how a slow reading of the data goes.
+    """
+    place = pick_device(device)
+    folder = Path(folder)
+    about = {"model": name, "weights": weights, "data": data_name, "image_size": image_size}
+    if (folder / "config.toml").exists():
+        raise RunError("this is a run's folder", where=str(folder), mend="choose another with --out")
+    if folder.is_dir() and any(folder.iterdir()) and _known(folder / "subject.json") != about:
+        what = "this folder holds something else than results of this model, these weights and data"
+        raise RunError(what, where=str(folder), mend="choose another with --out")
+    dataset = data.load(DataConfig(name=data_name, image_size=image_size), data_root, progress)
+    config = ModelConfig(name=name, mode="finetune", weights=weights)
+    size, classes = dataset.image_size, len(dataset.classes)
+    model = models.build(config, image_size=size, channels=dataset.channels, classes=classes, load=False)
+    head = head_parameters(model)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key in head:
+                parameter.fill_(math.nan)
+    load_pretrained(model, weights, name)
+    if any(bool(p.isnan().any()) for key, p in model.named_parameters() if key in head):
+        what = f"the head of {weights} is not one of {classes} classes, so there is nothing to measure on {data_name!r}"
+        raise ConfigError(what, where="--weights", mend="train it on these data first: steppe train --mode finetune")
+    check_finite(model, weights)
+    statistics = _statistics_of(name, weights, dataset.channels)
+    if statistics is not None:
+        dataset = replace(dataset, mean=statistics[0], std=statistics[1])
+    write_json(folder / "subject.json", about)
+    return Subject(folder, model.eval().to(place), dataset, CROSS_ENTROPY, place)
+
+
+def load_model(run: Run, dataset: Dataset) -> nn.Module:
+    """Build a run's model and load its final weights."""
+    size, channels = dataset.image_size, dataset.channels
+    model = models.build(run.config.model, image_size=size, channels=channels, classes=len(dataset.classes), load=False)
+    models.load_weights(model, run.weights)
+    return model.eval()
+
+
+def _without_weights(run: Run) -> RunError:
+    """Say why a run has no weights, and what to do about it."""
+    summary, command = run.read_or_empty("summary.json"), f"steppe train {run.path / 'config.toml'} -o {run.path}"
+    if summary.get("status") == "failed":
+        reason = str(summary.get("reason") or "no reason was recorded").splitlines()[0]
+        mend = "train it otherwise, into another folder: with a smaller learning rate if it diverged"
+        return RunError(f"this run has no weights: it failed ({reason})", where=str(run.path), mend=mend)
+    if summary.get("status") == "finished":
+        mend = f"bring {run.weights.name} back from where the run was made, or make it again: {command}"
+        return RunError("this run has no weights: their file is gone", where=str(run.path), mend=mend)
+    return RunError(
+        "this run has no weights: it is not finished", where=str(run.path), mend=f"train it to its end: {command}"
+    )
+
+
+def _known(path: Path) -> object:
+    try:
+        return read_json(path)
+    except SteppeError:
+        return None
+
+
+def _fresh(config: RunConfig, dataset: Dataset, device: torch.device) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        return build_model(config, dataset).to(device).eval()
+
+
+def _statistics_of(name: str, weights: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """The mean and standard deviation that timm's weights were trained with, if these are timm's."""
+    known_name = short_name(name)
+    source = weights.partition(":")[2] or (known_name.twin if known_name else name.removeprefix("timm:"))
+    if weights.partition(":")[0] != "timm" or not source or not timm.is_model(source):
+        return None
+    known = timm.get_pretrained_cfg(source, allow_unregistered=False)
+    if known is None or len(known.mean) != channels:
+        return None
+    return tuple(known.mean), tuple(known.std)
