@@ -22,6 +22,7 @@ from steppe.cli.geometry import geometry
 from steppe.cli.show import console, errors
 from steppe.cli.symmetry import symmetry
 from steppe.cli.train import train
+from steppe.cli.versus import compare
 from steppe.config import MINIMIZER_DEFAULTS
 from steppe.errors import Interrupted, RunError, SteppeError
 
@@ -38,6 +39,7 @@ app.add_typer(study.app, name="study")
 app.command()(evaluate)
 app.command()(geometry)
 app.command()(symmetry)
+app.command()(compare)
 
 
 _PATIENCE_S = 5.0

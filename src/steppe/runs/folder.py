@@ -8,6 +8,7 @@ summary.json              how it ended: "finished" or "failed", with the reason
 weights.safetensors       the final weights
 checkpoint.safetensors    where to go on; only while the run is not finished
 cost.json, geometry.json, robustness.json, figures/  what was measured on it afterwards; on CUDA also the energy
+answers.safetensors       what it answered on every test image, for comparing runs
 trackers.json             the tracked runs it is told to, where there are any
 """
 

@@ -10,8 +10,10 @@ from steppe.data import Dataset, Keeping
 from steppe.data.sources import Progress
 from steppe.geometry.measures import MEASURES
 from steppe.measuring import trained_loss
-from steppe.runs import Observer, Run
+from steppe.runs import Observer, Run, write_answers
+from steppe.runs.answers import ANSWERS
 from steppe.studies.costs import describe_training
+from steppe.studies.groups import answer
 from steppe.studies.measured import add_results
 from steppe.studies.shift import measure_shift
 from steppe.studies.subjects import Subject, load_model
@@ -93,7 +95,7 @@ def execute_on(
 
 
 def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: str | None = None) -> None:
-    """Add `cost.json` and `geometry.json` to a finished run; what is there with the same settings stays."""
+    """Add cost, flatness and the answers on the test set to a finished run; what is there with these settings stays."""
     if has_measures(run, measure):
         return
     place = pick_device(device)
@@ -109,6 +111,7 @@ def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: 
         }
         found |= {"peak_memory_mib": run.summary.get("peak_memory_mib"), "training": describe_training(run)}
         run.write("cost.json", {**run.read_or_empty("cost.json"), **found})
+        write_answers(run.path, answer(subject))
         if measure.test_variances:
             shift = measure_shift(model, dataset, run.config, measure, device=place)
             run.write("shift.json", {**shift, "settings": measure.shift})
@@ -121,6 +124,7 @@ def has_measures(run: Run, measure: MeasureConfig) -> bool:
     return (
         run.finished
         and "parameters" in run.read_or_empty("cost.json")
+        and (run.path / ANSWERS).is_file()
         and isinstance(known, dict)
         and {**NOISE.defaults, **known} == {**NOISE.defaults, **measure.noise}
         and (not measure.test_variances or run.read_or_empty("shift.json").get("settings") == measure.shift)

@@ -2,8 +2,8 @@
 
 Chance comes in twice. Another seed would have trained another model; other test images would have been answered
 otherwise. The first is judged by Student's t over seeds (paired where both groups have the same ones), the second by a
-bootstrap over the images, which both groups share. The two are independent, so their variances add up for the interval
-that stands for both, with the degrees of freedom of Welch and Satterthwaite.
+bootstrap over the images, which both groups share. The two are independent, so the squares of their halves add up for
+the interval that stands for both (never narrower than either; with few seeds a little too wide).
 """
 
 from __future__ import annotations
@@ -142,10 +142,10 @@ def _difference(
     seed_error, freedom = _seed_error(a, b, paired)
     seeds = both = None
     if seed_error is not None:
-        seeds = _student(middle, seed_error, freedom)
-        total = math.hypot(seed_error, image_error)
-        joint = total**4 / (seed_error**4 / freedom) if seed_error else math.inf  # the images' own freedom is large
-        both = _student(middle, total, joint)
+        half = seed_error * float(student.ppf((1 + LEVEL) / 2, freedom)) if seed_error else 0.0
+        seeds = (middle - half, middle + half)
+        half = math.hypot(half, image_error * float(norm.ppf((1 + LEVEL) / 2)))
+        both = (middle - half, middle + half)
     return Difference(float(mean_a.mean()), float(mean_b.mean()), middle, images, seeds, both, paired)
 
 
@@ -163,11 +163,6 @@ def _seed_error(a: BySeed, b: BySeed, paired: bool) -> tuple[float | None, float
     total = sum(variance for variance, _ in parts)
     freedom = total**2 / sum(v**2 / f for v, f in parts if v) if total else math.inf
     return math.sqrt(total), freedom
-
-
-def _student(middle: float, error: float, freedom: float) -> Interval:
-    quantile = float(norm.ppf((1 + LEVEL) / 2) if math.isinf(freedom) else student.ppf((1 + LEVEL) / 2, freedom))
-    return middle - quantile * error, middle + quantile * error
 
 
 def name_seeds(seeds: Sequence[int]) -> str:

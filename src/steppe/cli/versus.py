@@ -1,0 +1,109 @@
+"""`steppe compare`: whether one run, or group of runs, is better than another, and how sure that is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from steppe.cli.show import console, errors
+from steppe.errors import RunError
+from steppe.runs import write_atomically
+
+if TYPE_CHECKING:
+    from steppe.studies.versus import Difference, Versus
+
+_WHAT = "a run folder, a folder of runs that differ in their seed, or FOLDER:LABEL=VALUE,… of a study"
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help=_WHAT)],
+    b: Annotated[str, typer.Argument(metavar="B", help="the same, to be compared with A")],
+    data_root: Annotated[
+        Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="to make missing answers on: cpu, cuda …")] = None,
+    draws: Annotated[int, typer.Option(min=100, max=1_000_000, help="of the bootstrap over test images")] = 10_000,
+    out: Annotated[Path | None, typer.Option("--json", help="also write all of it to this file")] = None,
+) -> None:
+    """Say whether B is better than A: the difference on the test set, with 95 % intervals over seeds and over images."""
+    from steppe.studies.groups import find_group
+    from steppe.studies.versus import compare_groups
+
+    def tell(words: str) -> None:
+        errors.print(words, markup=False, soft_wrap=True)
+
+    groups = [find_group(name, data_root=data_root, device=device, tell=tell) for name in (a, b)]
+    try:
+        found = compare_groups(*groups, draws=draws)
+    except ValueError as error:
+        mend = "compare runs of the same data set, size and split_seed"
+        raise RunError(str(error), where=f"{a} and {b}", mend=mend) from None
+    _print(found)
+    if out is not None:
+        write_atomically(out, json.dumps(_as_json(found), indent=2) + "\n")
+        console.print(f"written: {out}", markup=False, soft_wrap=True)
+
+
+def _print(found: Versus) -> None:
+    from steppe.studies.versus import name_seeds
+
+    for letter, group in (("A", found.a), ("B", found.b)):
+        console.print(f"{letter}: {group.name} ({name_seeds(list(group.runs))})", markup=False, soft_wrap=True)
+    table = Table("on the test set", "accuracy, %", "NLL", box=None, header_style="bold")
+    columns = zip(_column(found.accuracy, 100, 2), _column(found.nll, 1, 4), strict=True)
+    paired = ", paired" if found.accuracy.paired else ""
+    names = ("A", "B", "B − A", "95 % over images", f"95 % over seeds{paired}", "95 % over both")
+    for name, words in zip(names, columns, strict=True):
+        table.add_row(name, *(Text(word) for word in words))
+    console.print(table)
+    right = f"{found.only_a} images are right in A alone, {found.only_b} in B alone"
+    several = len(found.a.runs) + len(found.b.runs) > 2
+    console.print(right + (" (median over pairs)" if several else ""), markup=False)
+    console.print(Text(conclude(found), style="bold"), soft_wrap=True)
+
+
+def conclude(found: Versus) -> str:
+    """The answer in a sentence.
+
+    Args:
+        found: the comparison.
+    """
+    accuracy = found.accuracy
+    low, high = (100 * bound for bound in accuracy.interval)
+    between = f"{abs(100 * accuracy.difference):.2f} points (95 %: {low:+.2f} to {high:+.2f})"
+    caveat = " These are single runs: another seed may turn it round." if found.one_seed else ""
+    if not accuracy.shown:
+        return f"No difference is shown: {between}.{caveat}"
+    return f"B is {'better' if accuracy.difference > 0 else 'worse'} than A by {between}.{caveat}"
+
+
+def _column(found: Difference, scale: float, places: int) -> list[str]:
+    def interval(bounds: tuple[float, float] | None) -> str:
+        return "–" if bounds is None else " to ".join(f"{scale * bound:+.{places}f}" for bound in bounds)
+
+    numbers = [f"{scale * found.a:.{places}f}", f"{scale * found.b:.{places}f}"]
+    return [
+        *numbers,
+        f"{scale * found.difference:+.{places}f}",
+        *map(interval, (found.images, found.seeds, found.both)),
+    ]
+
+
+def _as_json(found: Versus) -> dict[str, Any]:
+    def difference(one: Difference) -> dict[str, Any]:
+        keys = ("a", "b", "difference", "images", "seeds", "both", "paired")
+        return {key: getattr(one, key) for key in keys}
+
+    return {
+        **{key: {"name": g.name, "seeds": sorted(g.runs)} for key, g in (("a", found.a), ("b", found.b))},
+        "accuracy": difference(found.accuracy),
+        "nll": difference(found.nll),
+        "only_a": found.only_a,
+        "only_b": found.only_b,
+        "conclusion": conclude(found),
+    }

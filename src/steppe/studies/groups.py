@@ -1,0 +1,114 @@
+"""From what a user names to groups of runs that can be compared: one configuration each, with every run's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from steppe.config import RunConfig
+from steppe.data import in_order
+from steppe.errors import RunError
+from steppe.evaluate import predict
+from steppe.runs import Answers, Run, find_runs, read_answers, read_json, write_answers
+from steppe.studies.subjects import Subject, open_run
+from steppe.studies.versus import Group
+
+
+def find_group(
+    name: str, *, data_root: str | Path | None = None, device: str | None = None, tell: Callable[[str], None] = print
+) -> Group:
+    """The runs a user means, with their answers on the test set; those that are missing are made from the weights.
+
+    Args:
+        name: a run folder, a folder of runs that differ in their seed alone, or `FOLDER:LABEL=VALUE,…` for those of a
+            study's folder.
+        data_root: where named data sets live.
+        device: to make answers on.
+        tell: told what takes time.
+
+    Raises:
+        RunError: there are none, or they differ in more than their seed.
+    """
+    folder, _, chosen = name.rpartition(":") if ":" in name and not Path(name).exists() else (name, "", "")
+    runs = [run for run in find_runs([Path(folder)]) if run.read_or_empty("summary.json").get("status") == "finished"]
+    if chosen:
+        runs = _with_labels(runs, Path(folder), chosen)
+    if not runs:
+        raise RunError("none of the runs here is finished", where=folder, mend="train one to its end: `steppe train`")
+    configs = {run.config.without_seed().hash: run.config for run in runs}
+    if len(configs) > 1:
+        keys = ", ".join(_differing(list(configs.values())))
+        mend = f"name one run, or choose by a study's labels: {folder}:LABEL=VALUE"
+        raise RunError(f"these {len(runs)} runs differ in more than their seed: {keys}", where=folder, mend=mend)
+    found = {}
+    for run in runs:
+        answers = read_answers(run.path)
+        if answers is None:
+            tell(f"making the answers of {run.id} on its test images")
+            answers = answer(open_run(run.path, data_root=data_root, device=device))
+            with run.lock():
+                write_answers(run.path, answers)
+        found[run.config.seed] = answers
+    return Group(name, found)
+
+
+def answer(subject: Subject, *, batch_size: int = 512) -> Answers:
+    """A model's answers on the test images of its data set.
+
+    Args:
+        subject: the model and its data.
+        batch_size: images at a time.
+    """
+    data = subject.dataset
+    logits, labels = predict(subject.model, in_order(data.test, data, batch_size=batch_size, device=subject.device))
+    nll = torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")
+    whole = [t.cpu().numpy().astype(np.int32) for t in (logits.argmax(1), labels)]
+    return Answers(whole[0], whole[1], nll.float().cpu().numpy())
+
+
+def _with_labels(runs: list[Run], folder: Path, chosen: str) -> list[Run]:
+    """Those of a study's runs that carry the labels."""
+    about = read_json(folder / "study.json") if (folder / "study.json").is_file() else None
+    planned = about.get("runs") if isinstance(about, dict) else None
+    if not isinstance(planned, list):
+        raise RunError(
+            "this folder has no study whose labels could choose", where=str(folder), mend="name runs instead"
+        )
+    labels = {str(one.get("run_id")): dict(one.get("labels") or {}) for one in planned if isinstance(one, dict)}
+    wanted = _read_labels(chosen)
+    found = [run for run in runs if all(labels.get(run.id, {}).get(k) == v for k, v in wanted.items())]
+    if not found:
+        known = sorted({f"{k}={v}" for some in labels.values() for k, v in some.items()})
+        raise RunError(f"no finished run has {chosen}", where=str(folder), mend=f"there are: {'; '.join(known)}")
+    return found
+
+
+def _read_labels(chosen: str) -> dict[str, str]:
+    """`model=ViT,training=AdamW, 2× epochs`: a comma inside a value does not end it."""
+    wanted: dict[str, str] = {}
+    for word in chosen.split(","):
+        key, sign, value = word.partition("=")
+        if sign:
+            wanted[key.strip()] = value.strip()
+        elif wanted:
+            last = next(reversed(wanted))
+            wanted[last] = f"{wanted[last]},{word}"
+        else:
+            raise RunError(f"{chosen!r} is no LABEL=VALUE", mend="say, for instance, FOLDER:model=ViT,training=SAM")
+    return wanted
+
+
+def _differing(configs: list[RunConfig]) -> list[str]:
+    flat = [_flatten(config.model_dump()) for config in configs]
+    return sorted(key for key in flat[0] if key != "seed" and len({repr(one.get(key)) for one in flat}) > 1)
+
+
+def _flatten(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+    return flat
