@@ -34,6 +34,10 @@ ENV = {
 }
 
 
+PLOTTED = """() => !document.documentElement.hasAttribute("data-drawing")
+    && [...document.querySelectorAll(".plot")].every((p) => p.querySelector(".main-svg"))"""
+
+
 def make_run(
     folder: Path,
     *,
@@ -152,3 +156,26 @@ def browser() -> Iterator[Any]:
             pytest.skip(f"no browser: the page is NOT tested, Chromium does not start: {str(error)[:200]}")
         yield opened
         opened.close()
+
+
+@pytest.fixture
+def show(browser):
+    """Open a page with the network off; afterwards it must have said nothing to the console."""
+    contexts, complaints = [], []
+
+    def go(path, *, width=1280, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda r: complaints.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
+        page.goto(path.as_uri())
+        page.wait_for_function(PLOTTED)
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert complaints == []

@@ -17,6 +17,7 @@ from steppe.report.record import Record, dig
 _LARGEST_FILE = 20_000_000
 _MOST_PIXELS = 20_000_000
 _WIDEST = 800
+_SMALL = 30_000
 
 
 class PictureBudget:
@@ -71,6 +72,11 @@ def shrink(path: Path) -> tuple[bytes, tuple[int, int]] | None:
         return None
     if shown.width > _WIDEST:
         shown = shown.resize((_WIDEST, max(1, round(shown.height * _WIDEST / shown.width))), Image.Resampling.LANCZOS)
+    sharp = _encode(shown, lossless=True)  # enlarged pixels and flat colours take little as they are
+    return (sharp if len(sharp) <= _SMALL else _encode(shown, quality=82)), size
+
+
+def _encode(picture: Image.Image, **options: Any) -> bytes:
     out = io.BytesIO()
-    shown.save(out, "WEBP", quality=82, method=4)
-    return out.getvalue(), size
+    picture.save(out, "WEBP", method=4, **options)
+    return out.getvalue()

@@ -29,6 +29,7 @@ function drawAll() {
 
 function drawNext() {
   const waiting = queue;
+  root.toggleAttribute("data-drawing", waiting.length > 0);
   if (waiting.length) setTimeout(() => { if (waiting === queue) { queue.shift()(); drawNext(); } }, 0);
 }
 

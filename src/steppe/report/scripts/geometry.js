@@ -142,7 +142,7 @@ function spectrumTraces(entry) {
     hovertext: [`${titleOf(entry)}<br>eigenvalue ${digits(value, 4)}`],
   }));
   return [{
-    x: entry.x, y: entry.y.map((v) => Math.max(v ?? 0, lowest)), mode: "lines", fill: "tozeroy", fillcolor: colour(hue(series), 0.1),
+    x: entry.x, y: entry.y.map((v) => Math.max(v ?? 0, lowest)), mode: "lines",
     line: { color: ink, width: 1.8, dash: dash(series) }, hoverinfo: "text",
     hovertext: entry.x.map((x, i) => `${titleOf(entry)}<br>density ${digits(entry.y[i])} at ${digits(x)}`),
   }, ...marks];

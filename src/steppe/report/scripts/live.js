@@ -53,9 +53,19 @@ function renew(text) {
   document.title = fresh.title;
   restore(state);
   starts.forEach((start) => start());
-  drawAll();
+  [...figures, ...lateFigures].forEach((figure) => figure()); // all at once: where the reader was depends on their heights
   restoreAfterStart(state);
   return $("meta[name=steppe-version]", fresh).content;
+}
+
+// What the server says; "" where it has nothing to show now, null where it does not answer.
+async function ask(what) {
+  try {
+    const answer = await fetch(what, { cache: "no-store" });
+    return answer.ok ? await answer.text() : "";
+  } catch {
+    return null;
+  }
 }
 
 async function watch(version) {
@@ -63,19 +73,14 @@ async function watch(version) {
   for (;;) {
     await new Promise((done) => { setTimeout(done, EVERY_MS); });
     if (document.hidden) continue;
-    try {
-      const answer = await fetch("version", { cache: "no-store" });
-      const now = await answer.text();
-      light.classList.remove("lost");
-      if (answer.ok && now !== version) {
-        version = renew(await (await fetch("update", { cache: "no-store" })).text());
-        light.title = `renewed at ${new Date().toLocaleTimeString()}`;
-        announce("The page was renewed");
-      }
-    } catch (error) {
-      if (!(error instanceof TypeError)) throw error;
-      light.classList.add("lost"); // the server has ended; the page stays as it is
+    const now = await ask("version");
+    const fresh = now && now !== version ? await ask("update") : "";
+    if (fresh) {
+      version = renew(fresh);
+      light.title = `renewed at ${new Date().toLocaleTimeString()}`;
+      announce("The page was renewed");
     }
-    $("#live-word").textContent = light.classList.contains("lost") ? "server stopped" : "live";
+    light.classList.toggle("lost", now === null); // then the page stays as it is
+    $("#live-word").textContent = now === null ? "server stopped" : "live";
   }
 }

@@ -35,7 +35,7 @@ function heatCell(value, largest) {
   if (value === null) return cell;
   const [r, g, b] = largest ? contrast(value / largest) : viridis(value).map(Math.round);
   cell.style.background = `rgb(${r}, ${g}, ${b})`;
-  cell.style.color = 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#111" : "#fff";
+  cell.style.color = 0.299 * r + 0.587 * g + 0.114 * b > 112 ? "#111" : "#fff";
   return cell;
 }
 
@@ -50,8 +50,8 @@ function drawReliability() {
   const panel = $("#robust-panel")?.value ?? "all";
   const found = data.reliability.filter(({ row }) => !hidden.has(data.series[data.rows[row].series]) && (panel === "all" || String(data.rows[row].panel) === panel));
   drawFacets($("#plot-reliability"), found, (entry) => data.rows[entry.row].panel, "Accuracy against confidence", reliabilityTrace, (layout) => {
-    Object.assign(layout.xaxis, { range: [0, 102], ticksuffix: " %" });
-    Object.assign(layout.yaxis, { range: [0, 102], ticksuffix: " %" });
+    Object.assign(layout.xaxis, { range: [0, 104], ticksuffix: " %" });
+    Object.assign(layout.yaxis, { range: [-2, 105], ticksuffix: " %" });
     layout.xaxis.title.text = "confidence";
     layout.yaxis.title.text = onPhone() ? "" : "accuracy";
     layout.shapes = [{ type: "line", x0: 0, y0: 0, x1: 100, y1: 100, line: { color: colour("soft", 0.8), width: 1, dash: "4px,3px" }, layer: "below" }];

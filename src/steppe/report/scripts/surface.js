@@ -1,6 +1,6 @@
 // Loss landscapes as surfaces on a canvas. All are seen from the same side and drawn on one scale; turning one turns all.
 // A surface over a grid, seen from afar, needs no depth buffer: cells are painted from the far end to the near one.
-const START = { turn: -0.62, tilt: 0.5, zoom: 1 };
+const START = { turn: -0.62, tilt: 0.66, zoom: 1 };
 const view = { ...START };
 const HEIGHT = 1.15;
 const VIRIDIS = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
@@ -41,7 +41,7 @@ function niceTicks(low, high, log) {
 
 // Where a point of the unit cube is on the canvas: x and y in [-1, 1], z in [0, 1].
 function camera(width, height) {
-  const size = Math.min(width / 3.05, height / 2.5) * view.zoom;
+  const size = Math.min(width / 3.15, height / 2.75) * view.zoom;
   const [ca, sa, ce, se] = [Math.cos(view.turn), Math.sin(view.turn), Math.cos(view.tilt), Math.sin(view.tilt)];
   const middle = height / 2 + (HEIGHT / 2) * size * ce;
   return {
