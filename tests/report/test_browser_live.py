@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from conftest import make_run
 from report_results import add_results
+from report_runs import make_run
 
 from steppe.report import serve
 from steppe.report.page import render

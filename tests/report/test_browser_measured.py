@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import PLOTTED, make_run
 from report_results import add_results
+from report_runs import PLOTTED, make_run
 
 from steppe.report import write_report
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,8 @@ def render(
         numbered_panels=list(enumerate(layout.panels)),
         panel_word=layout.panel_word,
         measured=shown,
-        measured_panels=_measured_panels(shown, layout.panels),
+        measured_panels=_measured_panels(shown, range(len(subjects)), layout.panels),
+        attention_panels=_measured_panels(shown, [one["subject"] for one in shown["attention"]], layout.panels),
         has_geometry=any(shown[key] for key in ("landscapes", "lines", "betweens", "spectra", "blocks", "attention")),
         has_robustness=bool(shown["corruptions"] or shown["reliability"]),
         block_choices={kind: text for kind, text in BLOCKS.items() if kind in shown["blocks"]},
@@ -185,9 +186,9 @@ def _test_images(rows: Sequence[Row], records: Sequence[Record]) -> dict[str, fl
     return out
 
 
-def _measured_panels(shown: Mapping[str, Any], panels: Sequence[str]) -> list[tuple[int, str]]:
-    """The panels that something was measured in."""
-    return [(index, panels[index]) for index in sorted({subject["panel"] for subject in shown["subjects"]})]
+def _measured_panels(shown: Mapping[str, Any], subjects: Iterable[int], panels: Sequence[str]) -> list[tuple[int, str]]:
+    """The panels of some of the measured runs."""
+    return [(index, panels[index]) for index in sorted({shown["subjects"][i]["panel"] for i in subjects})]
 
 
 def _default_title(rows: Sequence[Row]) -> str:

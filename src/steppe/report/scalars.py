@@ -163,10 +163,11 @@ def _show(stat: Stat, share: bool) -> tuple[str, str]:
         return MISSING, ""
     if share:
         return f"{100 * stat.mean:.1f}", "" if stat.std is None else f"± {100 * stat.std:.1f}"
-    return _figure(stat.mean), "" if stat.std is None else f"± {_figure(stat.std)}"
+    return _figure(stat.mean, 3), "" if stat.std is None else f"± {_figure(stat.std, 2)}"
 
 
-def _figure(value: float) -> str:
-    if value != 0 and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.2e}"
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+def _figure(value: float, digits: int) -> str:
+    text = f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        text = f"{value:.{digits - 1}e}"
+    return text.replace("-", "−")

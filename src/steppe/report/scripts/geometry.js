@@ -111,7 +111,8 @@ function drawLines() {
   });
   drawFacets($("#plot-between"), data.betweens.filter((one) => shown(one.subject)), panel, "Loss between runs", betweenTraces, (layout, own, all) => {
     lossAxis(layout, all);
-    Object.assign(layout.xaxis, { tickvals: [0, 0.5, 1], ticktext: ["this run", "half way", own.length === 1 ? escape(cut(own[0].other, onPhone() ? 16 : 40)) : "the other"] });
+    Object.assign(layout.xaxis, { tickvals: [0, 0.5, 1], ticktext: ["the run", "half way", "the other"] });
+    layout.xaxis.title.text = own.length === 1 ? `${escape(cut(subjectOf(own[0]).name, 30))} → ${escape(cut(own[0].other, 30))}` : "";
   });
 }
 

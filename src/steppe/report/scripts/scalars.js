@@ -15,7 +15,7 @@ function drawScalars() {
   $$("thead th", table).forEach((th, i) => th.setAttribute("aria-sort", i === column ? direction : "none"));
   table.tBodies[0].replaceChildren(...found.slice(0, MOST_LINES).map((line) => {
     const row = element("tr");
-    row.append(element("td", "label", line[0]), element("td", "", line[1]), element("td", "number", digits(line[2], 5)), element("td", "settings", line[3]));
+    row.append(element("td", "label", line[0]), element("td", "", line[1]), element("td", "number", digits(line[2], 5)), element("td", "how", line[3]));
     return row;
   }));
   const shown = Math.min(found.length, MOST_LINES).toLocaleString("en");

@@ -1,8 +1,8 @@
 // Loss landscapes as surfaces on a canvas. All are seen from the same side and drawn on one scale; turning one turns all.
 // A surface over a grid, seen from afar, needs no depth buffer: cells are painted from the far end to the near one.
-const START = { turn: -0.62, tilt: 0.66, zoom: 1 };
+const START = { turn: -0.62, tilt: 0.88, zoom: 1 }; // high enough to look into a valley
 const view = { ...START };
-const HEIGHT = 1.15;
+const HEIGHT = 1.05;
 const VIRIDIS = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
 const surfaces = new Map(); // canvas -> what it shows
 let turning = false;
@@ -41,11 +41,11 @@ function niceTicks(low, high, log) {
 
 // Where a point of the unit cube is on the canvas: x and y in [-1, 1], z in [0, 1].
 function camera(width, height) {
-  const size = Math.min(width / 3.15, height / 2.75) * view.zoom;
+  const size = Math.min(width / 3.4, height / 2.8) * view.zoom;
   const [ca, sa, ce, se] = [Math.cos(view.turn), Math.sin(view.turn), Math.cos(view.tilt), Math.sin(view.tilt)];
   const middle = height / 2 + (HEIGHT / 2) * size * ce;
   return {
-    to: (x, y, z) => [width / 2 + (x * ca - y * sa) * size, middle - (z * HEIGHT * ce + (x * sa + y * ca) * se) * size],
+    to: (x, y, z) => [width * 0.54 + (x * ca - y * sa) * size, middle - (z * HEIGHT * ce + (x * sa + y * ca) * se) * size],
     fromFar: { x: sa > 0 ? -1 : 1, y: ca > 0 ? -1 : 1 }, // the order in which depth falls along each axis
     light: [-0.5 * ca - 0.35 * sa, 0.5 * sa - 0.35 * ca, 0.8],
   };
@@ -80,7 +80,7 @@ function paintSurface(canvas) {
     }
   }
   paintAxis(pen, eye, scale);
-  paintCentre(pen, eye, landscape, scale);
+  if (landscape.centre !== null) paintCentre(pen, eye, Math.min(Math.max(scale.share(landscape.centre), 0), 1), (z) => isHidden(z, high, place));
 }
 
 function shade(high, place, i, j, light) {
@@ -134,12 +134,22 @@ function paintAxis(pen, eye, scale) {
   }
 }
 
-function paintCentre(pen, eye, landscape, scale) {
-  if (landscape.centre === null) return;
-  const [x, y] = eye.to(0, 0, Math.min(Math.max(scale.share(landscape.centre), 0), 1));
+// Whether the surface stands between the eye and its middle at height z: the line of sight rises towards the eye.
+function isHidden(z, high, place) {
+  for (let way = 0.06; way < 1.4; way += 0.04) {
+    const [x, y] = [-way * Math.sin(view.turn), -way * Math.cos(view.turn)];
+    const nearest = (at) => place.reduce((best, p, i) => (Math.abs(p - at) < Math.abs(place[best] - at) ? i : best), 0);
+    if (Math.max(Math.abs(x), Math.abs(y)) > 1) return false;
+    if (high[nearest(y)][nearest(x)] * HEIGHT > z * HEIGHT + way * Math.tan(view.tilt) + 0.01) return true;
+  }
+  return false;
+}
+
+function paintCentre(pen, eye, z, hiddenAt) {
+  const [x, y] = eye.to(0, 0, z);
   pen.beginPath();
   pen.arc(x, y, 4.5, 0, 7);
-  pen.fillStyle = "#ff7a2f";
+  pen.fillStyle = hiddenAt(z) ? "rgba(255, 122, 47, 0.25)" : "#ff7a2f"; // behind the surface it shines through
   pen.strokeStyle = "#fff";
   pen.lineWidth = 1.5;
   pen.fill();
