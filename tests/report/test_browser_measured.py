@@ -182,7 +182,7 @@ def test_hostile_names_in_results(show, new_run, tmp_path):
     assert HOSTILE in page.locator("#claims tbody").inner_text()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (320, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (320, "light"), (760, "light")])
 def test_on_a_phone(show, measured_page, width, scheme):
     page = show(measured_page, width=width, scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")

@@ -46,6 +46,7 @@ def test_words_of_a_claim_and_a_cell():
     assert shown["measured"] == "91.27 ± 0.321"
     assert (shown["difference"], shown["seeds"]) == ("−1.03", "3 of 5")
     assert found["stale"]
+    assert "".join(text for text, _ in found["sentence"]) == "Of 1 published claim 0 hold, 1 does not hold."
 
 
 @pytest.mark.parametrize("odd", [{}, {"claims": 3, "cells": "x"}, {"claims": [1], "cells": [None]}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steppe.report import summarise, write_report
-from steppe.report.findings import answers, fronts, supports, unbeaten
+from steppe.report.findings import answers, fronts, overall, supports, unbeaten
 from steppe.report.sets import name_test_sets
 
 TOYS = [{"name": "toy_rings", "variance": v} for v in (1.0, 15.0)]
@@ -89,3 +89,22 @@ def test_one_image_is_one_of_its_own_test_set(new_run, tmp_path):
     facts = page.split('class="facts"')[1].split("</dl>")[0]
     assert "2 data sets" in facts
     assert "10,000 test images of mnist, 360 test images of digits" in facts
+
+
+def test_many_test_sets_get_one_sentence_over_all(new_run, tmp_path):
+    runs = []
+    for number, (plain, sharp) in enumerate([(0.80, 0.90), (0.70, 0.71), (0.95, 0.60), (0.5, 0.8)]):
+        data = {"name": "toy_rings", "variance": number + 1}
+        for minimizer, accuracy in (("base", plain), ("sam", sharp)):
+            for seed in (0, 1):
+                values = {"seed": seed, "minimizer": {"name": minimizer}}
+                runs.append(run_on(new_run, data, accuracy + 0.02 * seed, **values))
+    rows = summarise(runs)
+    assert say(overall(rows)) == (
+        "sam is the most accurate on 3 of 4 test sets, beyond one standard deviation of every other row on 2 of them."
+    )
+    assert supports(rows) == []
+    page = write_report(runs, tmp_path / "r.html").read_text()
+    assert page.count('class="headline"') == 1
+    assert "360 test images each" in page
+    assert overall(rows[:4]) is None  # two of them

@@ -37,6 +37,8 @@ def overview_facts(
         for name, count in images.items()
         if count
     ]
+    if len(images) > 2 and len(set(images.values())) == 1 and counted:
+        counted = [f"{whole(next(iter(images.values())))} test images each"]
     notes += counted[:4] + (["…"] if len(counted) > 4 else [])
     seconds, gradients = (
         sum(_spent(record, name) for record in records) for name in ("time_s", "gradient_evaluations")

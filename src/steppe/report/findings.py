@@ -7,6 +7,7 @@ seeds, √(s₁² + s₂²) for two rows with sample standard deviations s₁ an
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,9 +94,30 @@ def answers(rows: Sequence[Row], images: Mapping[str, float | None] | None = Non
     return _on_each(rows, lambda own, name: [headline(own, (images or {}).get(name))])
 
 
+def overall(rows: Sequence[Row]) -> Sentence | None:
+    """The answer over many test sets: what is most accurate on how many of them. None for one or two."""
+    groups = [[rows[index] for index in own] for own in split_by_test_set(rows).values()]
+    best = [(group, row) for group in groups if (row := best_row(group)) is not None]
+    if len(best) < 3:
+        return None
+    count = Counter(name_row(row, group) for group, row in best)
+    (name, wins), *others = count.most_common()
+    clear = sum(
+        name_row(row, group) == name and row.test_accuracy.std is not None and not _as_good(row, group)
+        for group, row in best
+    )
+    start = f"{wins} of {len(best)} test sets"
+    sure = f", beyond one standard deviation of every other row on {clear if clear < wins else 'all'} of them"
+    if clear == 0:
+        sure = ", but on none of them by more than one standard deviation"
+    if others and others[0][1] == wins:
+        sure += f"; {others[0][0]} is on as many"
+    return [(name, True), (" is the most accurate on ", False), (start, True), (f"{sure}.", False)]
+
+
 def supports(rows: Sequence[Row]) -> list[Sentence]:
-    """What belongs beside the answers."""
-    return _on_each(rows, lambda own, name: supporting(own))
+    """What belongs beside the answers, where these are few."""
+    return _on_each(rows, lambda own, name: supporting(own)) if len(split_by_test_set(rows)) < 3 else []
 
 
 def _on_each(rows: Sequence[Row], say: Callable[[list[Row], str], list[Sentence]]) -> list[Sentence]:

@@ -106,9 +106,11 @@ def render(
     subjects = find_subjects(rows, records)
     shown = measured_data(rows, records, layout, subjects)
     finished = sum(record.status == "finished" for record in records)
+    published = published_tables(comparison or {}, finished)
     anchors = {record.id: f"run-{index}" for index, record in enumerate(records)}
     scripts = {} if bare else {"plotly": get_plotlyjs(), "page": page_script()}
-    answer = _study_text(study, "answer")
+    answer, overall = _study_text(study, "answer"), findings.overall(rows)
+    headlines = [[(answer, False)]] if answer else [overall] if overall else findings.answers(rows, images)
     loader = PackageLoader("steppe.report", "templates")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -117,14 +119,15 @@ def render(
         title=title or _study_text(study, "title") or _study_text(study, "name") or _default_title(rows),
         study_name=_study_text(study, "name"),
         question=_study_text(study, "question"),
-        headlines=[[(answer, False)]] if answer else findings.answers(rows, images),
+        headlines=headlines,
         statements=[
-            *findings.supports(rows),
+            *(findings.answers(rows, images) if overall else findings.supports(rows)),
+            *([published["sentence"]] if published and published["claims"] else []),
             *(told if len(told) <= 6 else []),
             *([] if measured else so_far(records)),
         ],
         facts=overview_facts(records, rows, images),
-        published=published_tables(comparison or {}, finished),
+        published=published,
         verdicts=verdict_matrix(comparisons, layout),
         verdict_names={"panel": layout.panel_word.removesuffix("s").capitalize(), "examples": any(images.values())},
         table=summary_table(rows),

@@ -28,6 +28,7 @@ def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, 
     return {
         "claims": claims,
         "counts": [(verdict, count, _KINDS.get(verdict, "")) for verdict, count in counts.most_common()],
+        "sentence": _sentence(counts),
         "cells": compared,
         "left_out": [
             {"place": _place(cell), "value": _value(cell.get("value"), cell.get("unit")), "note": str(cell.get("note"))}
@@ -36,6 +37,18 @@ def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, 
         ],
         "stale": made_with is not None and made_with < finished,
     }
+
+
+def _sentence(counts: Counter[str]) -> list[tuple[str, bool]]:
+    """How many claims hold, in words: pieces of text, each with whether it is emphasised."""
+    total = sum(counts.values())
+    holds, fails = counts["holds"], counts["does not hold"]
+    rest = total - holds - fails
+    parts = [f"{fails} {'does' if fails == 1 else 'do'} not hold"] if fails else []
+    parts += [f"{rest} {'is' if rest == 1 else 'are'} not decided here"] if rest else []
+    start = f"Of {total} published claim{'' if total == 1 else 's'} "
+    end = "".join(f", {part}" for part in parts)
+    return [(start, False), (f"{holds} hold{'s' if holds == 1 else ''}", True), (f"{end}.", False)]
 
 
 def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
