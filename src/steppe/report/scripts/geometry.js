@@ -40,6 +40,7 @@ function drawLandscapes() {
   if (holder.dataset.shown !== key) {
     surfaces.clear();
     holder.replaceChildren(...some.map(landscapeCard));
+    holder.classList.toggle("few", some.length < 3);
     holder.dataset.shown = key;
   }
   if (!some.length) return;

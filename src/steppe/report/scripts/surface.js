@@ -41,7 +41,7 @@ function niceTicks(low, high, log) {
 
 // Where a point of the unit cube is on the canvas: x and y in [-1, 1], z in [0, 1].
 function camera(width, height) {
-  const size = Math.min(width / 3.4, height / 2.8) * view.zoom;
+  const size = Math.min(width / 3.4, height / 2.95) * view.zoom;
   const [ca, sa, ce, se] = [Math.cos(view.turn), Math.sin(view.turn), Math.cos(view.tilt), Math.sin(view.tilt)];
   const middle = height / 2 + (HEIGHT / 2) * size * ce;
   return {
