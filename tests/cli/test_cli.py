@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -148,6 +149,15 @@ budget = { epochs = 1 }
 [axes.how.sam]
 minimizer = { name = "sam" }
 """
+
+
+def test_a_study_with_claims_has_them_judged_on_its_page(capsys, tmp_path):
+    claim = '[[claims]]\ntext = "both are alike"\nholds = "epochs[how=sam] = epochs[how=base] within 0.1"\n'
+    (tmp_path / "mini.toml").write_text(STUDY + claim)
+    assert steppe("study", "run", "mini.toml") == 0
+    assert json.loads((tmp_path / "runs" / "mini" / "compare.json").read_text())["finished"] == 2
+    page = (tmp_path / "runs" / "mini" / "report.html").read_text()
+    assert "both are alike" in page.split('id="published"')[1].split("</section>")[0]
 
 
 def test_a_study_from_a_file(capsys, tmp_path):

@@ -114,7 +114,8 @@ def test_geometry_adds_to_a_run_and_does_not_measure_twice(runs, capsys):
     assert len(found["attention"]["last_layer"]) == 8
     assert found["between"]["settings"]["with"] == str(runs / "vit1")
     made = {path.name for path in (runs / "vit" / "figures").iterdir()}
-    assert made == {f"{n}.{k}" for n in ("line", "landscape", "between", "attention") for k in ("png", "pdf")}
+    drawn = {f"{n}.{k}" for n in ("line", "landscape", "between", "attention") for k in ("png", "pdf")}
+    assert made == drawn | {"attention_sheet.png"}  # bare cells, for the report
     assert not list((runs / "vit").glob("*.partial.json"))
 
     stamp = (runs / "vit" / "geometry.json").read_bytes()

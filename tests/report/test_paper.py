@@ -85,3 +85,16 @@ def test_a_missing_bar_is_no_bar(name):
     heights = [patch.get_height() for patch in axes.patches]
     assert heights[:3] == [100.0, 1.0, 10.0]
     assert np.isnan(heights[3])
+
+
+def test_a_sheet_is_bare_cells(tmp_path):
+    images = np.zeros((2, 3, 8, 8), dtype=np.uint8)
+    images[1, 0] = 200  # the second is red
+    maps = np.stack([np.zeros((8, 8)), np.ones((8, 8))])
+    paper.save_sheet(images, {"last layer": maps}, tmp_path / "figures" / "sheet.png", cell=16)
+    with Image.open(tmp_path / "figures" / "sheet.png") as picture:
+        sheet = np.asarray(picture)
+    assert sheet.shape == (32, 32, 3)
+    assert (sheet[:16, :16] == 0).all()
+    assert (sheet[:16, 16:] == [200, 0, 0]).all()
+    assert sheet[16:, 16:].astype(int).sum() > 10 * sheet[16:, :16].astype(int).sum()  # hot where attention is high

@@ -57,7 +57,9 @@ def _draw(subject: Any, found: dict[str, Any]) -> int:
         other = found["between"]["settings"].get("with", "the other").rstrip("/").rsplit("/", 1)[-1]
         figures["between"] = draw.draw_between(found["between"], ends=(title, other))
     if "attention" in found:
-        figures["attention"] = draw.draw_attention(*_attention(subject, found["attention"]), title)
+        images, maps = _attention(subject, found["attention"])
+        figures["attention"] = draw.draw_attention(images, maps, title)
+        draw.save_sheet(images, maps, subject.folder / "figures" / "attention_sheet.png")
     for name, figure in figures.items():
         draw.save(figure, subject.folder / "figures" / name)
     return len(figures)

@@ -19,12 +19,13 @@ from steppe.cli.cost import cost
 from steppe.cli.evaluate import evaluate
 from steppe.cli.fit import fit
 from steppe.cli.geometry import geometry
+from steppe.cli.report import report
 from steppe.cli.show import console, errors
 from steppe.cli.symmetry import symmetry
 from steppe.cli.train import train
 from steppe.cli.versus import compare
 from steppe.config import MINIMIZER_DEFAULTS
-from steppe.errors import Interrupted, RunError, SteppeError
+from steppe.errors import Interrupted, SteppeError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,6 +41,7 @@ app.command()(evaluate)
 app.command()(geometry)
 app.command()(symmetry)
 app.command()(compare)
+app.command()(report)
 
 
 _PATIENCE_S = 5.0
@@ -59,28 +61,6 @@ def options(
     ] = False,
 ) -> None:
     """Train image classifiers into flat minima at the lowest cost, and show that it did."""
-
-
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="run folders, or folders that hold some")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="the page to write")] = Path("report.html"),
-    title: Annotated[str | None, typer.Option(help="the page's title")] = None,
-) -> None:
-    """Write one self-contained HTML page about runs; it works offline."""
-    from steppe.report import print_table, summarise, write_report
-    from steppe.runs import find_runs
-
-    skipped: list[str] = []
-    found = find_runs(runs, skipped)
-    for name in skipped:
-        errors.print(f"passed over {name}", markup=False, soft_wrap=True)
-    about = study.read_study(runs[0]) if len(runs) == 1 else None
-    if out.is_dir():
-        raise RunError("this is a folder, not a page", where=str(out), mend=f"say -o {out / 'report.html'}")
-    print_table(summarise(found, about), console)
-    page = write_report(found, out, title=title or (about or {}).get("title"), study=about)
-    console.print(f"report: {page}", markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -29,6 +29,9 @@ from steppe.cli.show import StudyProgress, console, progress_bar
 from steppe.config import PlannedRun, StudyConfig, at_scale, plan
 from steppe.errors import RunError
 from steppe.runs import Run, read_json
+
+if TYPE_CHECKING:
+    from steppe.studies.published import Published
 
 app = typer.Typer(no_args_is_help=True, help="Runs that answer one question: list, show, run, compare.")
 
@@ -103,12 +106,21 @@ def run(
     """
     from steppe.data import Keeping
     from steppe.report import print_table, summarise, write_report
-    from steppe.studies import default_workers, find_study, known_threads, run_study, run_study_on_ray, threads_for
+    from steppe.studies import (
+        default_workers,
+        find_study,
+        known_threads,
+        read_published,
+        run_study,
+        run_study_on_ray,
+        threads_for,
+    )
     from steppe.train import pick_device
 
-    study, path = find_study(name)
-    study = at_scale(study, scale, where=str(path))
+    whole, path = find_study(name)
+    study = at_scale(whole, scale, where=str(path))
     planned = plan(study, where=str(path))
+    published = read_published(whole, path)
     folder = out or Path("runs") / study.folder_name
     if on is Place.here or dry_run:
         pick_device(device)
@@ -140,7 +152,9 @@ def run(
         raise RunError("no run could be made", where=str(folder), mend=next(iter(failed.values()), None))
     about = read_study(folder)
     print_table(summarise(runs, about), console)
-    page = write_report(runs, folder / "report.html", title=study.title or study.name, study=about)
+    compared = _compared(study, planned, folder, published)
+    title = study.title or study.name
+    page = write_report(runs, folder / "report.html", title=title, study=about, comparison=compared)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     if failed:
         count = f"{len(failed)} of {len(planned)} runs failed"
@@ -180,6 +194,19 @@ def read_study(folder: Path) -> dict[str, Any] | None:
     if not isinstance(about, dict):
         raise RunError("this should hold a JSON object", where=str(folder / "study.json"), mend="remove the file")
     return about
+
+
+def _compared(
+    study: StudyConfig, planned: list[PlannedRun], folder: Path, published: list[Published]
+) -> dict[str, Any] | None:
+    """Judge the study's claims and write `compare.json`; None for a study that has neither claims nor figures."""
+    from steppe.studies import compare_study, write_comparison
+
+    if not study.claims and not published:
+        return None
+    file, _ = write_comparison(compare_study(study, planned, folder, published), folder)
+    found: dict[str, Any] = read_json(file)
+    return found
 
 
 def _check_folder(study: StudyConfig, folder: Path) -> None:

@@ -30,7 +30,7 @@ def compare(
     draws: Annotated[int, typer.Option(min=100, max=1_000_000, help="of the bootstrap over test images")] = 10_000,
     out: Annotated[Path | None, typer.Option("--json", help="also write all of it to this file")] = None,
 ) -> None:
-    """Say whether B is better than A: the difference on the test set, with 95 % intervals over seeds and over images."""
+    """Say whether B is better than A on their test set, with 95 % intervals over seeds and over images."""
     from steppe.studies.groups import find_group
     from steppe.studies.versus import compare_groups
 

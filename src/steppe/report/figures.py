@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from steppe.report.findings import pareto_front
+from steppe.report.findings import fronts
 from steppe.report.layout import Layout
 from steppe.report.numbers import number
 from steppe.report.record import Record
+from steppe.report.sets import name_test_sets
 from steppe.report.table import Row, name_row, spread
 
 COSTS = {
     "time_s": "Training time, seconds",
     "gradient_evaluations": "Gradient evaluations",
+    "epochs": "Epochs",
+    "joules": "Energy, joules",
+    "price": "Price, $",
     "flops_per_image": "FLOPs per image",
     "parameters": "Parameters",
 }
@@ -31,9 +35,20 @@ FLATNESS = {"noise_loss_increase": "Rise of the loss under weight noise", "noise
 _MOST_POINTS = 300
 
 
+def costs_known(rows: Sequence[Row]) -> dict[str, str]:
+    """The cost axes that can be drawn: those any row has, and a price, since the reader may give one for an hour."""
+    timed = any(row.time_s.mean is not None for row in rows)
+    return {
+        cost: title
+        for cost, title in COSTS.items()
+        if any(row.stat(cost).mean is not None for row in rows) or (cost == "price" and timed)
+    }
+
+
 def figure_data(rows: Sequence[Row], records: Sequence[Record], layout: Layout) -> dict[str, Any]:
     """Collect what the page's script draws, as one JSON-able mapping."""
     by_id = {record.id: record for record in records}
+    sets = name_test_sets(rows)
     measures = ["test_accuracy", *COSTS, *FLATNESS]
     return {
         "panels": layout.panels,
@@ -44,13 +59,15 @@ def figure_data(rows: Sequence[Row], records: Sequence[Record], layout: Layout) 
                 "name": name_row(row, rows),
                 "panel": layout.panels.index(layout.panel_of[index]),
                 "series": layout.series.index(layout.series_of[index]),
+                "set": sets[index],
                 "seeds": row.test_accuracy.n,
                 "values": {name: [_round(row.stat(name).mean), _round(row.stat(name).std)] for name in measures},
                 "curve": curve([by_id[run_id] for run_id in row.run_ids]),
             }
             for index, row in enumerate(rows)
         ],
-        "fronts": {cost: pareto_front(rows, cost) for cost in COSTS},
+        "sets": list(dict.fromkeys(sets)),
+        "fronts": {cost: fronts(rows, cost) for cost in COSTS},
     }
 
 

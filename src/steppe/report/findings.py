@@ -7,12 +7,14 @@ seeds, √(s₁² + s₂²) for two rows with sample standard deviations s₁ an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from steppe.config import RunConfig
 from steppe.report.layout import Layout
 from steppe.report.numbers import duration, percent, points
+from steppe.report.sets import name_test_sets, split_by_test_set
 from steppe.report.table import Row, Stat, name_row
 
 Sentence = list[tuple[str, bool]]
@@ -63,12 +65,17 @@ def pareto_front(rows: Sequence[Row], cost: str = "time_s") -> list[int]:
 
 
 def unbeaten(rows: Sequence[Row], cost: str = "time_s") -> set[int]:
-    """Find the rows that no other row of the same data beats: accuracies on different data do not compare."""
-    found: set[int] = set()
-    for name in {row.labels.get("data.name") for row in rows}:
-        own = [index for index, row in enumerate(rows) if row.labels.get("data.name") == name]
-        found |= {own[position] for position in pareto_front([rows[index] for index in own], cost)}
-    return found
+    """Find the rows that no other row of the same test images beats."""
+    return {index for front in fronts(rows, cost).values() for index in front}
+
+
+def fronts(rows: Sequence[Row], cost: str = "time_s") -> dict[str, list[int]]:
+    """The Pareto front of every test set, by its name: accuracies on different images do not compare."""
+    groups = split_by_test_set(rows)
+    return {
+        name: [own[position] for position in pareto_front([rows[index] for index in own], cost)]
+        for name, own in groups.items()
+    }
 
 
 def best_row(rows: Sequence[Row]) -> Row | None:
@@ -77,8 +84,61 @@ def best_row(rows: Sequence[Row]) -> Row | None:
     return max(known, key=lambda row: (row.test_accuracy.mean or 0.0, -_seconds(row)), default=None)
 
 
-def headline(rows: Sequence[Row]) -> Sentence:
-    """The answer in one sentence."""
+def answers(rows: Sequence[Row], images: Mapping[str, float | None] | None = None) -> list[Sentence]:
+    """The answer in one sentence, or in one for each test set.
+
+    Args:
+        rows: the summary.
+        images: how many test images there are, by the test set's name.
+    """
+    return _on_each(rows, lambda own, name: [headline(own, (images or {}).get(name))])
+
+
+def overall(rows: Sequence[Row]) -> Sentence | None:
+    """The answer over many test sets: what is most accurate on how many of them. None for one or two."""
+    groups = [[rows[index] for index in own] for own in split_by_test_set(rows).values()]
+    best = [(group, row) for group in groups if (row := best_row(group)) is not None]
+    if len(best) < 3:
+        return None
+    count = Counter(name_row(row, group) for group, row in best)
+    (name, wins), *others = count.most_common()
+    clear = sum(
+        name_row(row, group) == name and row.test_accuracy.std is not None and not _as_good(row, group)
+        for group, row in best
+    )
+    start = f"{wins} of {len(best)} test sets"
+    sure = f", beyond one standard deviation of every other row on {clear if clear < wins else 'all'} of them"
+    if clear == 0:
+        sure = ", but on none of them by more than one standard deviation"
+    if others and others[0][1] == wins:
+        sure += f"; {others[0][0]} is on as many"
+    return [(name, True), (" is the most accurate on ", False), (start, True), (f"{sure}.", False)]
+
+
+def supports(rows: Sequence[Row]) -> list[Sentence]:
+    """What belongs beside the answers, where these are few."""
+    return _on_each(rows, lambda own, name: supporting(own)) if len(split_by_test_set(rows)) < 3 else []
+
+
+def _on_each(rows: Sequence[Row], say: Callable[[list[Row], str], list[Sentence]]) -> list[Sentence]:
+    groups = split_by_test_set(rows)
+    if len(groups) < 2:
+        return say(list(rows), next(iter(groups), ""))
+    out = []
+    for name, own in groups.items():
+        members = [rows[index] for index in own]
+        if best_row(members) is not None:
+            out += [[("On ", False), (name, True), (": ", False), *s] for s in say(members, name)]
+    return out or say(list(rows), "")
+
+
+def headline(rows: Sequence[Row], images: float | None = None) -> Sentence:
+    """The answer in one sentence, for rows of the same test images.
+
+    Args:
+        rows: the summary.
+        images: how many test images there are; with one seed they alone say how sure an accuracy is.
+    """
     best = best_row(rows)
     if best is None:
         if any(row.failed for row in rows) and not any(row.unfinished for row in rows):
@@ -87,10 +147,11 @@ def headline(rows: Sequence[Row]) -> Sentence:
     accuracy = best.test_accuracy
     shown = percent(accuracy.mean, accuracy.std)
     if sum(row.test_accuracy.mean is not None for row in rows) == 1:
-        return [(name_row(best, rows), True), (f" reaches {shown} test accuracy {_over(accuracy.n)}.", False)]
+        sure = _margin(accuracy, images)
+        return [(name_row(best, rows), True), (f" reaches {shown} test accuracy {_over(accuracy.n)}{sure}.", False)]
     verb = (" is the most accurate, at ", False)
     if accuracy.std is None:
-        doubt = f" with {_count(accuracy.n, 'seed')}: chance is not ruled out."
+        doubt = f" with {_count(accuracy.n, 'seed')}{_margin(accuracy, images)}: chance is not ruled out."
         return [(name_row(best, rows), True), verb, (shown, True), (doubt, False)]
     rivals = len(_as_good(best, rows))
     doubt = f", but {_count(rivals, 'other row')} came within one standard deviation" if rivals else ""
@@ -125,15 +186,19 @@ def supporting(rows: Sequence[Row]) -> list[Sentence]:
     return [*out, [start, (name_row(cheap, rows), True), (f": {accuracy}{seeds} after {times}.", False)]]
 
 
-def compare(rows: Sequence[Row], layout: Layout, examples: float | None = None) -> list[Comparison]:
+def compare(
+    rows: Sequence[Row], layout: Layout, examples: float | Mapping[str, float | None] | None = None
+) -> list[Comparison]:
     """Set every sharpness-aware row against the plain rows that spent the same, epochs or gradient evaluations.
 
     Args:
         rows: the summary.
         layout: how the rows are named.
-        examples: images in the test set; a difference of one image is never more than noise.
+        examples: images in the test set, or in each by its name; a difference of one image is never more than noise.
     """
     out = []
+    names = name_test_sets(rows)
+    known = examples if isinstance(examples, Mapping) else dict.fromkeys(names, examples)
     for budget in ("epochs", "gradient_evaluations"):
         for sharp, row in enumerate(rows):
             if row.config.minimizer.name == "base" or row.test_accuracy.mean is None:
@@ -148,7 +213,7 @@ def compare(rows: Sequence[Row], layout: Layout, examples: float | None = None) 
                             layout.series_of[plain],
                             budget.replace("_", " "),
                             row.test_accuracy.mean - other.test_accuracy.mean,
-                            _spread(row.test_accuracy, other.test_accuracy, examples),
+                            _spread(row.test_accuracy, other.test_accuracy, known.get(names[sharp])),
                             (row.test_accuracy.n, other.test_accuracy.n),
                         )
                     )
@@ -189,6 +254,17 @@ def _tell_one(budget: str, sharp: str, plain: str, group: Sequence[Comparison], 
     end += f" ({', '.join(rest)})" if rest else ""
     end += f", and is ahead in {ahead} with one seed only" if singles else ""
     return [*start, (" beats ", False), (plain, True), (f"{end}.", False)]
+
+
+def _margin(accuracy: Stat, images: float | None) -> str:
+    """With one seed, how far off the accuracy may be by the choice of so many test images: Wilson's interval, 95 %."""
+    if accuracy.std is not None or accuracy.mean is None or not images:
+        return ""
+    z, p = 1.96, accuracy.mean
+    middle = (p + z * z / (2 * images)) / (1 + z * z / images)
+    reach = z / (1 + z * z / images) * math.sqrt(p * (1 - p) / images + z * z / (4 * images * images))
+    low, high = 100 * max(0.0, middle - reach), 100 * min(1.0, middle + reach)
+    return f" ({low:.1f} to {high:.1f} by the choice of {images:,.0f} test images)"
 
 
 def _as_good(best: Row, rows: Sequence[Row]) -> list[Row]:

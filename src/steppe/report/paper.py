@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from steppe.runs.files import write_atomically
 
@@ -166,6 +167,26 @@ def draw_attention(images: np.ndarray, rows: Mapping[str, np.ndarray], title: st
             axes.set_yticks([])
     figure.suptitle(title, fontsize=_SIZE + 1)
     return figure
+
+
+def save_sheet(images: np.ndarray, rows: Mapping[str, np.ndarray], path: Path, cell: int = 96) -> None:
+    """Write images and the maps over them as bare square cells, a column an image: the report cuts them out.
+
+    Args:
+        images: (N, C, H, W) of uint8.
+        rows: name -> maps (N, H, W) in [0, 1]; the first row of cells holds the images themselves.
+        path: a PNG.
+        cell: side of a cell in pixels.
+    """
+    columns = []
+    for number, image in enumerate(images):
+        shown = image.transpose(1, 2, 0) if len(image) == 3 else np.repeat(image[0][..., None], 3, axis=2)
+        parts = [shown, *((255 * overlay(shown, maps[number])).round().astype(np.uint8) for maps in rows.values())]
+        way = Image.Resampling.NEAREST if shown.shape[0] < cell else Image.Resampling.LANCZOS
+        columns.append(np.concatenate([np.asarray(Image.fromarray(p).resize((cell, cell), way)) for p in parts]))
+    buffer = io.BytesIO()
+    Image.fromarray(np.concatenate(columns, axis=1)).save(buffer, "PNG")
+    write_atomically(path, buffer.getvalue())
 
 
 def overlay(image: np.ndarray, strength: np.ndarray) -> np.ndarray:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from steppe.config import RunConfig
 from steppe.errors import RunError
 from steppe.report.numbers import number
 from steppe.runs import Run
+
+_FILES = ("cost.json", "geometry.json", "env.json", "data.json", "robustness.json")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Record:
     geometry: dict[str, Any]
     env: dict[str, Any]
     data: dict[str, Any]
+    robustness: dict[str, Any]
+    path: Path
 
 
 def read_record(run: Run) -> Record:
@@ -55,12 +60,12 @@ def read_record(run: Run) -> Record:
     if status not in ("finished", "failed"):
         status = "unfinished"
     reason = str(summary.get("reason") or "no reason was recorded") if status == "failed" else ""
-    files = [read(name) for name in ("cost.json", "geometry.json", "env.json", "data.json")]
+    cost, geometry, env, data, robustness = (read(name) for name in _FILES)
     if status == "unfinished":
         reason = f"stopped or still running after epoch {metrics[-1]['epoch']}" if metrics else "no epoch finished yet"
         reason = str(summary.get("reason") or reason)
     reason = "; ".join([*([reason] if reason else []), *damage])
-    return Record(run.id, config, status, reason, summary, metrics, *files)
+    return Record(run.id, config, status, reason, summary, metrics, cost, geometry, env, data, robustness, run.path)
 
 
 def read_records(runs: Sequence[Run]) -> list[Record]:
@@ -125,6 +130,8 @@ MEASURES: dict[str, Callable[[Record], float | None]] = {
     "time_s": _result("time_s"),
     "gradient_evaluations": _result("gradient_evaluations"),
     "epochs": _result("epochs"),
+    "joules": lambda record: number(dig(record.cost, "training_energy", "joules")),
+    "price": lambda record: number(dig(record.cost, "price", "training")),
     "noise_loss": _noise,
     "noise_loss_increase": _noise_increase,
 }

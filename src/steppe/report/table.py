@@ -9,7 +9,7 @@ from typing import Any
 
 from steppe.config import RunConfig, leaves
 from steppe.report.numbers import MISSING
-from steppe.report.record import MEASURES, Record, read_records
+from steppe.report.record import MEASURES, Record, dig, read_records
 from steppe.runs import Run
 
 _KEYS = frozenset(key for key, _ in leaves(RunConfig))
@@ -48,6 +48,8 @@ class Row:
     time_s: Stat
     gradient_evaluations: Stat
     epochs: Stat
+    joules: Stat
+    price: Stat
     noise_loss: Stat
     noise_loss_increase: Stat
 
@@ -63,8 +65,8 @@ def summarise(runs: Sequence[Run], study: Mapping[str, Any] | None = None) -> li
 
     Args:
         runs: the runs, in the order the rows shall have. Copies of one run count once.
-        study: the content of a study's `study.json`, whose axes then label the rows. Without it rows are labelled
-            by the configuration keys in which they differ.
+        study: the content of a study's `study.json`, whose axes then label the rows and whose order they take.
+            Without it rows are labelled by the configuration keys in which they differ.
     """
     return summarise_records(read_records(runs), study)
 
@@ -75,6 +77,9 @@ def summarise_records(records: Sequence[Record], study: Mapping[str, Any] | None
     for record in records:
         groups.setdefault(record.config.without_seed().hash, []).append(record)
     members = [sorted(group, key=lambda record: record.config.seed) for group in groups.values()]
+    listed = (study or {}).get("runs")
+    place = {str(dig(entry, "run_id")): i for i, entry in enumerate(listed if isinstance(listed, list) else [])}
+    members.sort(key=lambda group: min(place.get(record.id, len(place)) for record in group))
     labels = _study_labels(members, study or {}) or _config_labels([group[0].config for group in members])
     return [_row(group, label) for group, label in zip(members, labels, strict=True)]
 
@@ -148,6 +153,8 @@ def _row(group: Sequence[Record], labels: dict[str, str]) -> Row:
         time_s=measured["time_s"],
         gradient_evaluations=measured["gradient_evaluations"],
         epochs=measured["epochs"],
+        joules=measured["joules"],
+        price=measured["price"],
         noise_loss=measured["noise_loss"],
         noise_loss_increase=measured["noise_loss_increase"],
     )

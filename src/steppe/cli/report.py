@@ -1,0 +1,107 @@
+"""`steppe report`: one page about runs, written to a file or served while training goes on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from steppe.cli import study
+from steppe.cli.show import console, errors
+from steppe.errors import ConfigError, RunError
+from steppe.runs import read_json
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="run folders, or folders that hold some")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="the page to write  \\[default: report.html]", show_default=False)
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="the page's title")] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="serve the page to this machine's browser and renew it as runs go on")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="with --serve; 0 takes a free one")] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="with --serve: open it in the browser")] = False,
+) -> None:
+    """Write one self-contained HTML page about runs; it works offline."""
+    from steppe.report import print_table, summarise, write_report
+    from steppe.runs import find_runs
+
+    if serve:
+        if out is not None:
+            raise ConfigError("a served page is not written", mend="leave out -o, or --serve")
+        _serve(runs, title, port, open_)
+        return
+    if port or open_:
+        raise ConfigError("--port and --open are for a page that is served", mend="add --serve")
+    skipped: list[str] = []
+    found = find_runs(runs, skipped)
+    for name in skipped:
+        errors.print(f"passed over {name}", markup=False, soft_wrap=True)
+    about = study.read_study(runs[0]) if len(runs) == 1 else None
+    out = out or Path("report.html")
+    if out.is_dir():
+        raise RunError("this is a folder, not a page", where=str(out), mend=f"say -o {out / 'report.html'}")
+    print_table(summarise(found, about), console)
+    compared = read_comparison(runs[0]) if about else None
+    page = write_report(found, out, title=title or (about or {}).get("title"), study=about, comparison=compared)
+    console.print(f"report: {page}", markup=False, soft_wrap=True)
+
+
+def read_comparison(folder: Path) -> dict[str, Any] | None:
+    """What `steppe study compare` left in a study's folder; None where there is nothing that can be read."""
+    try:
+        found = read_json(folder / "compare.json") if (folder / "compare.json").is_file() else None
+    except RunError as error:
+        errors.print(f"passed over {error.where}: {error.what}", markup=False, soft_wrap=True)
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _serve(folders: Sequence[Path], title: str | None, port: int, open_browser: bool) -> None:
+    from steppe.report.serve import address_of, open_server
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError("there is no such folder", where=str(folder), mend="check the path")
+
+    server = open_server(folders, lambda version, bare: _render(folders, title, version, bare), port)
+    stop = threading.Event()
+    before = {kind: signal.signal(kind, lambda *_: stop.set()) for kind in (signal.SIGINT, signal.SIGTERM)}
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    try:
+        where = ", ".join(map(str, folders))
+        console.print(f"serving {address_of(server)}  (watching {where}; Ctrl-C ends it)", markup=False, soft_wrap=True)
+        if open_browser:
+            webbrowser.open(address_of(server))
+        while not stop.wait(0.2):
+            pass
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+    console.print("stopped serving; nothing was written")
+
+
+def _render(folders: Sequence[Path], title: str | None, version: str, bare: bool) -> str:
+    from steppe.report.page import render
+    from steppe.report.record import read_records
+    from steppe.runs import find_runs
+
+    try:
+        found = find_runs(list(folders), [])
+    except RunError:
+        found = []  # training may not have begun
+    about = study.read_study(folders[0]) if len(folders) == 1 else None
+    compared = read_comparison(folders[0]) if about else None
+    own = title or (about or {}).get("title")
+    return render(read_records(found), title=own, study=about or {}, comparison=compared, version=version, bare=bare)

@@ -1,0 +1,82 @@
+"""Pictures of a run folder, made small enough to stand inside the page.
+
+A picture is decoded and written anew, so that what reaches the page is an image and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from steppe.report.record import Record, dig
+
+_LARGEST_FILE = 20_000_000
+_MOST_PIXELS = 20_000_000
+_WIDEST = 800
+_SMALL = 30_000
+
+
+class PictureBudget:
+    """How many bytes of pictures the page still has room for."""
+
+    def __init__(self, left: int = 3_000_000) -> None:
+        self.left = left
+
+    def take(self, size: int) -> bool:
+        """Use some of it; False where there is not enough left."""
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+
+def read_attention(record: Record, budget: PictureBudget) -> dict[str, Any] | None:
+    """A run's attention maps as one picture: a sheet of square cells, or the figure for papers where there is no sheet.
+
+    Returns:
+        `src`, a data URI; `columns` and `lines` of cells, both 0 for a whole figure; the `images`' numbers.
+    """
+    images = dig(record.geometry, "attention", "images")
+    listed = [n for n in images if isinstance(n, int)] if isinstance(images, list) else []
+    for name, cells in (("attention_sheet.png", True), ("attention.png", False)):
+        found = shrink(record.path / "figures" / name)
+        if found is None:
+            continue
+        data, (width, height) = found
+        columns = len(listed)
+        if cells and (not columns or width % columns or height % (width // columns)):
+            continue
+        if not budget.take(len(data)):
+            return None
+        lines = height // (width // columns) if cells else 0
+        source = "data:image/webp;base64," + base64.b64encode(data).decode()
+        return {"src": source, "columns": columns if cells else 0, "lines": lines, "images": listed}
+    return None
+
+
+def shrink(path: Path) -> tuple[bytes, tuple[int, int]] | None:
+    """A PNG as a small WebP, with its size before; None where there is no picture that can be read."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            return None
+        with Image.open(path, formats=["PNG"]) as picture:
+            size = picture.size
+            if size[0] * size[1] > _MOST_PIXELS:
+                return None
+            shown = picture.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    if shown.width > _WIDEST:
+        shown = shown.resize((_WIDEST, max(1, round(shown.height * _WIDEST / shown.width))), Image.Resampling.LANCZOS)
+    sharp = _encode(shown, lossless=True)  # enlarged pixels and flat colours take little as they are
+    return (sharp if len(sharp) <= _SMALL else _encode(shown, quality=82)), size
+
+
+def _encode(picture: Image.Image, **options: Any) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, "WEBP", method=4, **options)
+    return out.getvalue()

@@ -1,0 +1,117 @@
+"""A study's `compare.json` as the page shows it: claims with their verdicts, published figures beside measured ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from steppe.report.numbers import MISSING, number
+
+_KINDS = {"holds": "better", "does not hold": "worse"}
+
+
+def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, Any] | None:
+    """The comparison as tables of text; None where there is none.
+
+    Args:
+        comparison: the content of `compare.json`, as `steppe study compare` writes it.
+        finished: runs that are finished now: where there were fewer then, the page says so.
+    """
+    claims = [_claim(c) for c in _mappings(comparison.get("claims"))]
+    cells = _mappings(comparison.get("cells"))
+    if not claims and not cells:
+        return None
+    counts = Counter(str(claim["verdict"]) for claim in claims)
+    made_with = number(comparison.get("finished"))
+    compared = [_cell(cell) for cell in cells if cell.get("measure")]
+    return {
+        "claims": claims,
+        "counts": [(verdict, count, _KINDS.get(verdict, "")) for verdict, count in counts.most_common()],
+        "sentence": _sentence(counts),
+        "cells": compared,
+        "left_out": [
+            {"place": _place(cell), "value": _value(cell.get("value"), cell.get("unit")), "note": str(cell.get("note"))}
+            for cell in cells
+            if not cell.get("measure")
+        ],
+        "stale": made_with is not None and made_with < finished,
+    }
+
+
+def _sentence(counts: Counter[str]) -> list[tuple[str, bool]]:
+    """How many claims hold, in words: pieces of text, each with whether it is emphasised."""
+    total = sum(counts.values())
+    holds, fails = counts["holds"], counts["does not hold"]
+    rest = total - holds - fails
+    parts = [f"{fails} {'does' if fails == 1 else 'do'} not hold"] if fails else []
+    parts += [f"{rest} {'is' if rest == 1 else 'are'} not decided here"] if rest else []
+    start = f"Of {total} published claim{'' if total == 1 else 's'} "
+    end = "".join(f", {part}" for part in parts)
+    return [(start, False), (f"{holds} hold{'s' if holds == 1 else ''}", True), (f"{end}.", False)]
+
+
+def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
+    verdict = str(claim.get("verdict") or "undecided")
+    difference, low, high = (number(claim.get(key)) for key in ("difference", "low", "high"))
+    interval = MISSING if difference is None else _number(difference)
+    if low is not None and high is not None:
+        interval += f" ({_number(low)} to {_number(high)})"
+    seeds = number(claim.get("seeds"))
+    over = f"{seeds:.0f} {'paired ' if claim.get('paired') else ''}seeds" if seeds else ""
+    return {
+        "text": str(claim.get("text") or ""),
+        "holds": str(claim.get("holds") or ""),
+        "source": str(claim.get("seed") or ""),
+        "verdict": verdict,
+        "kind": _KINDS.get(verdict, ""),
+        "interval": interval,
+        "details": "; ".join(filter(None, (over, str(claim.get("reason") or "")))),
+    }
+
+
+def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    measured, std = cell.get("measured"), number(cell.get("std"))
+    difference = number(cell.get("difference"))
+    here, there = number(cell.get("seeds")), number(cell.get("of_seeds"))
+    text = str(measured) if isinstance(measured, str) else MISSING
+    if (value := number(measured)) is not None:
+        text = _number(value) + (f" ± {_number(std)}" if std else "")
+    if cell.get("missing"):
+        text = f"{MISSING} {cell['missing']}"
+    same = cell.get("same")
+    said = {True: "same", False: "differs"}.get(same, "") if isinstance(same, bool) else ""
+    return {
+        "source": " ".join(filter(None, (str(cell.get("seed") or ""), str(cell.get("table") or "")))),
+        "row": str(cell.get("row") or ""),
+        "column": str(cell.get("column") or ""),
+        "published": _value(cell.get("value"), cell.get("unit")),
+        "published_sort": number(cell.get("value")),
+        "measured": text,
+        "measured_sort": number(measured),
+        "difference": said if difference is None else _signed(difference),
+        "difference_sort": difference,
+        "seeds": f"{here:.0f} of {there:.0f}" if here is not None and there and here < there else f"{here or 0:.0f}",
+        "note": str(cell.get("note") or ""),
+    }
+
+
+def _place(cell: Mapping[str, Any]) -> str:
+    return ", ".join(str(cell[key]) for key in ("seed", "table", "row", "column") if cell.get(key))
+
+
+def _value(value: Any, unit: Any) -> str:
+    known = number(value)
+    return f"{_number(known)} {unit or ''}".strip() if known is not None else str(value)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}".replace("-", "−") if abs(value) < 1e4 else f"{value:,.0f}".replace("-", "−")
+
+
+def _signed(value: float) -> str:
+    return _number(value) if value <= 0 else f"+{_number(value)}"
+
+
+def _mappings(values: Any) -> list[Mapping[str, Any]]:
+    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []

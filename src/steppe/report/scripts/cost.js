@@ -1,0 +1,81 @@
+// Accuracy against cost, with the Pareto front of one test set: accuracies on other images do not compare.
+function priceOfAnHour() {
+  const typed = Number($("#hour").value);
+  return typed > 0 ? typed : null;
+}
+
+function drawCost() {
+  const plot = $("#plot-cost");
+  if (!plot) return;
+  const cost = chosen("cost");
+  const layout = baseLayout();
+  const set = $("#set")?.value ?? data.sets[0];
+  const hour = priceOfAnHour();
+  $("#price").hidden = cost !== "price";
+  const spent = (row) => (cost === "price" && hour ? row.values.time_s.map((s) => (s === null ? null : (s / 3600) * hour)) : row.values[cost]);
+  const points = visible().filter((row) => row.set === set && spent(row)[0] !== null && row.values.test_accuracy[0] !== null);
+  const at = (row) => [spent(row)[0], 100 * row.values.test_accuracy[0]];
+  const fronts = data.fronts[cost === "price" && hour ? "time_s" : cost][set] ?? [];
+  const front = fronts.map((index) => data.rows[index]).filter((row) => points.includes(row));
+  $("#no-cost").hidden = points.length > 0;
+  const traces = [];
+  if (front.length) {
+    traces.push({
+      x: front.map((row) => at(row)[0]), y: front.map((row) => at(row)[1]), mode: "lines", hoverinfo: "skip",
+      line: { shape: "hv", width: 1.5, dash: "4px,3px", color: colour("soft", 0.8) },
+    });
+  }
+  points.forEach((row) => {
+    const best = front.includes(row);
+    const bar = (std, strength) => ({ type: "data", array: [std || 0], visible: Boolean(std), width: 0, thickness: 1.5, color: colour(hue(row.series), strength) });
+    traces.push({
+      x: [at(row)[0]], y: [at(row)[1]], mode: "markers", hoverinfo: "text",
+      error_y: bar(100 * (row.values.test_accuracy[1] || 0), 0.55), error_x: bar(spent(row)[1], 0.55),
+      hovertext: [`<b>${escape(cut(row.name, 60))}</b><br>test ${withSpread(row, "test_accuracy")}<br>${escape(data.titles[cost].toLowerCase())} ${digits(spent(row)[0])}${spent(row)[1] ? ` ± ${digits(spent(row)[1])}` : ""}<br>${row.seeds} seed${row.seeds === 1 ? "" : "s"}${best ? "<br>on the Pareto front" : ""}`],
+      marker: {
+        size: (best ? 13 : 10) + (row.panel % 8 === 3 ? 2 : 0), symbol: SYMBOLS[row.panel % 8] + open(row.series), color: colour(hue(row.series), best ? 1 : 0.75),
+        line: { width: best || open(row.series) ? 2 : 1, color: colour(best ? "ink" : open(row.series) ? hue(row.series) : "paper") },
+      },
+    });
+  });
+  const costs = points.map((row) => at(row)[0]);
+  if (suitsLog(costs)) Object.assign(layout.xaxis, logAxis(costs));
+  layout.xaxis.title.text = escape(data.titles[cost]);
+  layout.yaxis.title.text = onPhone() ? "" : "Test accuracy, %";
+  layout.yaxis.ticksuffix = onPhone() ? " %" : "";
+  layout.margin.t = 34;
+  const edges = points.flatMap((row) => [-1, 1].map((sign) => at(row)[1] + sign * 100 * (row.values.test_accuracy[1] || 0)));
+  layout.annotations = nameFront(front.map((row) => ({ row, x: at(row)[0], y: at(row)[1] })), costs, edges, plot, layout);
+  draw(plot, traces, layout);
+}
+
+// Names stand up and left of the front, where by its meaning no point can be; those that would collide are left out.
+function nameFront(places, costs, edges, plot, layout) {
+  if (!costs.length) return [];
+  const log = layout.xaxis.type === "log";
+  const flat = (x) => (log ? Math.log10(x) : x);
+  const [x0, x1] = log ? layout.xaxis.range : widen([Math.min(...costs), Math.max(...costs)], 0.07);
+  const [y0, y1] = widen([Math.min(...edges), Math.max(...edges)], 0.1);
+  layout.xaxis.range = [x0, x1];
+  layout.yaxis.range = [y0, y1];
+  const wide = plot.clientWidth - 70, tall = plot.clientHeight - 90;
+  const taken = [];
+  return [...places].reverse().flatMap(({ row, x, y }) => {
+    const text = cut(row.name, onPhone() ? 24 : 40);
+    const px = ((flat(x) - x0) / (x1 - x0)) * wide, py = ((y1 - y) / (y1 - y0)) * tall;
+    const length = text.length * 7 + 8;
+    const left = px > length ? px - length - 6 : Math.min(Math.max(px - length / 2, 0), wide - length);
+    const up = px > length ? 4 : 12;
+    const box = [left, py - up - 20, left + length, py - up];
+    if (taken.some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3])) return [];
+    taken.push(box);
+    return [{ x: flat(x), y, text: escape(text), showarrow: false, yanchor: "bottom", yshift: up, xanchor: px > length ? "right" : "left",
+      xshift: px > length ? -6 : left - px, font: { size: 12, color: colour("ink") }, bgcolor: colour("paper", 0.75), borderpad: 1 }];
+  });
+}
+
+figures.push(drawCost);
+starts.push(() => {
+  onChange('input[name="cost"], #set', drawCost);
+  $("#hour")?.addEventListener("input", drawCost);
+});

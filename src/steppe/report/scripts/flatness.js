@@ -1,0 +1,37 @@
+// Flatness: the loss under noise on the weights, a lane for each series.
+function drawFlatness() {
+  const plot = $("#plot-flatness");
+  if (!plot) return;
+  const measure = chosen("flatness");
+  const layout = baseLayout();
+  const rows = visible().filter((row) => row.values[measure][0] !== null);
+  const alone = data.panels.length === 1;
+  const groups = alone ? data.series : data.panels;
+  const group = (row) => (alone ? row.series : row.panel);
+  const lanes = alone ? [0] : data.series.map((_, i) => i).filter((i) => !hidden.has(data.series[i]));
+  const lane = (row) => (alone ? 0 : ((lanes.indexOf(row.series) + 0.5) / lanes.length - 0.5) * 0.72);
+  const traces = rows.map((row) => {
+    const [mean, std] = row.values[measure];
+    return {
+      x: [mean], y: [group(row) + lane(row)], mode: "markers", hoverinfo: "text",
+      marker: { size: 11, color: colour(hue(row.series)), symbol: `circle${open(row.series)}`, line: { width: open(row.series) ? 2 : 0, color: colour(hue(row.series)) } },
+      error_x: { type: "data", array: [std || 0], visible: Boolean(std), width: 0, thickness: 2, color: colour(hue(row.series), 0.6) },
+      hovertext: [`<b>${escape(cut(row.name, 60))}</b><br>${data.titles[measure].toLowerCase()} ${withSpread(row, measure)}`],
+    };
+  });
+  const values = rows.map((row) => row.values[measure][0]);
+  Object.assign(layout.xaxis, suitsLog(values) ? logAxis(values) : { rangemode: "tozero", zeroline: true });
+  layout.xaxis.title.text = onPhone() ? "← flatter" : `← flatter    ${data.titles[measure]}`;
+  Object.assign(layout.yaxis, {
+    tickvals: groups.map((_, i) => i), ticktext: groups.map((name) => escape(cut(name, onPhone() ? 14 : 34))),
+    range: [groups.length - 0.5, -0.5], showgrid: false, tickfont: { size: 13, color: colour("ink") },
+  });
+  layout.shapes = groups.slice(1).map((_, i) => ({
+    type: "line", xref: "paper", x0: 0, x1: 1, y0: i + 0.5, y1: i + 0.5, line: { color: colour("grid"), width: 1 }, layer: "below",
+  }));
+  plot.style.height = `${90 + groups.length * Math.max(34, lanes.length * 19 + 14)}px`;
+  draw(plot, traces, layout);
+}
+
+figures.push(drawFlatness);
+starts.push(() => onChange('input[name="flatness"]', drawFlatness));

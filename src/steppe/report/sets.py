@@ -1,0 +1,46 @@
+"""Which rows were tested on the same images: only their accuracies compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from steppe.report.table import Row, show_value
+
+
+class ImageSet(NamedTuple):
+    """What settles the test images of a configuration."""
+
+    name: str
+    variance: float | None
+    test_fraction: float
+    split_seed: int
+
+
+def images_of(row: Row) -> ImageSet:
+    """What settles a row's test images."""
+    data = row.config.data
+    return ImageSet(data.name, data.variance, data.test_fraction, data.split_seed)
+
+
+def name_test_sets(rows: Sequence[Row]) -> list[str]:
+    """Name the test images of every row: the data set, and where one name has several, what makes them differ."""
+    sets = [images_of(row) for row in rows]
+    short = {s.name: s.name.rstrip("/").rsplit("/", 1)[-1] or s.name for s in sets}
+    if len(set(short.values())) < len(short):  # folders of one name in different places
+        short = {name: name for name in short}
+    out = []
+    for own in sets:
+        namesakes = [s for s in sets if s.name == own.name]
+        differing = [i for i in range(1, len(own)) if len({s[i] for s in namesakes}) > 1]
+        words = [f"{ImageSet._fields[i].replace('_', ' ')} {show_value(own[i])}" for i in differing]
+        out.append(" · ".join([short[own.name], *words]))
+    return out
+
+
+def split_by_test_set(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """The positions of the rows of each test set, by its name."""
+    groups: dict[str, list[int]] = {}
+    for index, name in enumerate(name_test_sets(rows)):
+        groups.setdefault(name, []).append(index)
+    return groups

@@ -1,0 +1,96 @@
+"""The summary table and the matrix of verdicts, as text for the template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from steppe.report import findings
+from steppe.report.layout import Layout
+from steppe.report.numbers import compact, duration, loss, percent, points, whole
+from steppe.report.table import Row, Stat, name_axis
+
+_COLUMNS: list[tuple[str, str, str]] = [
+    ("test_accuracy", "Test acc. %", "share of the test images classified rightly, mean ± standard deviation"),
+    ("parameters", "Params", "weights of the network"),
+    ("flops_per_image", "FLOPs / image", "forward pass of one image, two for each multiply-add"),
+    ("time_per_epoch_s", "Time / epoch", "training time of one pass over the images"),
+    ("time_s", "Training time", "whole training time, without evaluation"),
+    ("gradient_evaluations", "Gradient evals", "batch gradients; a sharpness-aware step costs two"),
+    ("noise_loss", "Loss under noise", "training loss after Gaussian noise was added to the weights"),
+    ("noise_loss_increase", "Rise", "how much that noise raises the loss: lower is flatter"),
+    ("val_accuracy", "Val. acc. %", "accuracy on the validation images"),
+    ("train_accuracy", "Train acc. %", "accuracy on the training images"),
+]
+
+
+def summary_table(rows: Sequence[Row]) -> dict[str, Any]:
+    """The summary table: each cell with its text, what it is sorted by, its spread and the room its column needs."""
+    axes = list(rows[0].labels) if rows else []
+    front = findings.unbeaten(rows, "time_s") if len(rows) > 1 else set()
+    room = {name: max((len(_show(name, row.stat(name))[1]) for row in rows), default=0) for name, _, _ in _COLUMNS}
+    body = []
+    for index, row in enumerate(rows):
+        cells: list[dict[str, Any]] = []
+        for axis in axes:
+            kind = "label long" if len(row.labels[axis]) > 28 else "label"
+            cells.append({"text": row.labels[axis], "sort": row.labels[axis], "kind": kind, "room": 0})
+        for name, _, _ in _COLUMNS:
+            text, spread = _show(name, row.stat(name))
+            sort = row.stat(name).mean
+            cells.append({"text": text, "sort": sort, "kind": "number", "spread": spread, "room": room[name]})
+        cells.insert(len(axes) + 1, {"text": _seeds(row), "sort": row.finished, "kind": "number", "room": 0})
+        body.append({"cells": cells, "front": index in front})
+    heads = [{"text": name_axis(axis), "hint": "", "kind": "text"} for axis in axes]
+    heads += [{"text": text, "hint": hint, "kind": "number"} for _, text, hint in _COLUMNS]
+    seeds = {"text": "Seeds", "hint": "finished runs, each with its own seed", "kind": "number"}
+    heads.insert(len(axes) + 1, seeds)
+    return {"heads": heads, "rows": body, "sorted": len(axes)}
+
+
+def _show(name: str, stat: Stat) -> tuple[str, str]:
+    """Show a measure's mean, and its spread where that is worth its place."""
+    if name.endswith("accuracy"):
+        return _apart(percent(stat.mean, stat.std, unit=""))
+    if name.startswith("noise"):
+        return _apart(loss(stat.mean, stat.std))
+    if name.endswith("_s"):
+        return duration(stat.mean), ""
+    return (whole(stat.mean) if name == "gradient_evaluations" else compact(stat.mean)), ""
+
+
+def _apart(text: str) -> tuple[str, str]:
+    mean, sign, std = text.partition(" ± ")
+    return mean, sign.strip() + " " + std if std else ""
+
+
+def _seeds(row: Row) -> str:
+    total = len(row.seeds)
+    return str(total) if row.finished == total else f"{row.finished} of {total}"
+
+
+def verdict_matrix(comparisons: Sequence[findings.Comparison], layout: Layout) -> dict[str, Any]:
+    """The comparisons as a matrix: a line for each setting, a column for each method and budget."""
+    columns = list(dict.fromkeys((c.budget, c.sharp, c.plain) for c in comparisons))
+    cells = {(c.setting, (c.budget, c.sharp, c.plain)): c for c in comparisons}
+    budgets = list(dict.fromkeys(budget for budget, _, _ in columns))
+    lines = []
+    for setting in layout.panels:
+        found = [cells.get((setting, column)) for column in columns]
+        if any(found):
+            lines.append({"name": setting or "All", "cells": [_verdict(c) if c else None for c in found]})
+    return {
+        "budgets": [(budget, sum(column[0] == budget for column in columns)) for budget in budgets],
+        "columns": columns,
+        "lines": lines,
+    }
+
+
+def _verdict(comparison: findings.Comparison) -> dict[str, str]:
+    spread = "" if comparison.spread is None else f" ± {100 * comparison.spread:.2f}"
+    return {
+        "text": points(comparison.difference) + spread,
+        "verdict": comparison.verdict,
+        "kind": comparison.verdict.replace(" ", "-"),
+        "seeds": f"{comparison.seeds[0]} against {comparison.seeds[1]} seeds",
+    }

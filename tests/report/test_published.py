@@ -1,0 +1,61 @@
+"""Published figures beside measured ones, as `steppe study compare` left them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steppe.report.published import published_tables
+
+TOYS = Path(__file__).parents[2] / "results" / "toys" / "compare.json"
+CLAIM = {"text": "SAM <wins>", "holds": "a > b", "seed": "004", "verdict": "does not hold", "reason": "all below"}
+
+
+def test_a_real_comparison():
+    real = json.loads(TOYS.read_text())
+    found = published_tables(real, finished=125)
+    assert found is not None
+    assert len(found["claims"]) == len(real["claims"])
+    assert len(found["cells"]) + len(found["left_out"]) == len(real["cells"])
+    assert sum(count for _, count, _ in found["counts"]) == len(real["claims"])
+    assert {kind for verdict, _, kind in found["counts"] if verdict == "holds"} <= {"better"}
+    assert not found["stale"]
+
+
+def test_words_of_a_claim_and_a_cell():
+    numbers = {"difference": -0.0123, "low": -0.02, "high": -0.004, "seeds": 5, "paired": True}
+    cell = {
+        "value": 92.3,
+        "unit": "%",
+        "seed": "004",
+        "table": "I",
+        "row": "Accuracy",
+        "column": "ADAM",
+        "measure": "m",
+    }
+    measured = {"measured": 91.27, "std": 0.321, "seeds": 3, "of_seeds": 5, "difference": -1.03, "same": None}
+    found = published_tables({"claims": [CLAIM | numbers], "cells": [cell | measured], "finished": 3}, finished=4)
+    assert found is not None
+    (claim,), (shown,) = found["claims"], found["cells"]
+    assert (claim["verdict"], claim["kind"]) == ("does not hold", "worse")
+    assert claim["interval"] == "−0.0123 (−0.02 to −0.004)"
+    assert claim["details"] == "5 paired seeds; all below"
+    assert shown["published"] == "92.3 %"
+    assert shown["measured"] == "91.27 ± 0.321"
+    assert (shown["difference"], shown["seeds"]) == ("−1.03", "3 of 5")
+    assert found["stale"]
+    assert "".join(text for text, _ in found["sentence"]) == "Of 1 published claim 0 hold, 1 does not hold."
+
+
+@pytest.mark.parametrize("odd", [{}, {"claims": 3, "cells": "x"}, {"claims": [1], "cells": [None]}])
+def test_nothing_to_compare(odd):
+    assert published_tables(odd, finished=1) is None
+
+
+def test_odd_values_are_shown_as_they_are():
+    odd = {"claims": [{"text": None, "verdict": 3, "low": "x"}], "cells": [{"measure": "m", "value": None, "same": 1}]}
+    found = published_tables(odd, finished=0)
+    assert found is not None
+    assert found["claims"][0]["verdict"] == "3"
