@@ -205,7 +205,8 @@ def check_gradients(
 
     Four ways: many starts; the margin as objective, which does not saturate; one large step (FGSM); and, where there
     is a surrogate, its attacks. A warning is given when one of them leaves fewer right answers than PGD did, by more
-    than `tolerance` of the images.
+    than `tolerance` of the images. It speaks of masked gradients where a weaker attack (one step, or another model's)
+    does better, or gradients are exactly zero; more starts or a better objective are just stronger.
 
     Args:
         model: takes pixels.
@@ -243,7 +244,9 @@ def check_gradients(
     warning = None
     if fooled:
         better = ", ".join(f"{name.replace('_', ' ')} leaves {found[name]:.1%}" for name in fooled)
-        warning = f"gradients are masked: PGD leaves {held / total:.1%}, but {better}; its accuracy is too high"
+        masked = flat / total > 0.1 or bool({"fgsm", "transfer"} & set(fooled))
+        what = "gradients are masked" if masked else "a stronger attack gets further"
+        warning = f"{what}: PGD leaves {held / total:.1%}, but {better}; its accuracy is too high"
     return {
         "pgd": held / total,
         **found,

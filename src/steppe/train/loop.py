@@ -33,8 +33,9 @@ from steppe.train.checkpoint import load_checkpoint, save_checkpoint, save_weigh
 from steppe.train.contrastive import measure_contrast, plan_stages, put_classifier, put_projection
 from steppe.train.distributed import Ranks
 from steppe.train.objectives import make_objective
+from steppe.train.resumption import put_state, state_of
 from steppe.train.schedules import lr_factor
-from steppe.train.setup import build_minimizer, build_model, match_layout
+from steppe.train.setup import build_minimizer, build_model
 from steppe.train.steps import CompiledStep, EagerStep
 from steppe.train.tally import Clock, Tally
 
@@ -84,7 +85,7 @@ class Training:
         self.steps = self.records = 0
         self.compile_s = self.saved_at = self.save_s = 0.0
         self.tally, self.clock = Tally(device), Clock(device)
-        self._enter(0)
+        self.enter(0)
         if run.checkpoint.exists():
             self._restore()
         else:
@@ -93,7 +94,7 @@ class Training:
 
     # -- the stages ---------------------------------------------------------------------------------------------
 
-    def _enter(self, index: int) -> None:
+    def enter(self, index: int) -> None:
         """Begin a stage: bring the model into its form, and make what trains it."""
         self.index, self.stage, self.began = index, self.stages[index], self.steps
         config = self.stage.config
@@ -125,7 +126,7 @@ class Training:
             kept = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.model.load_state_dict(kept)
         self.compile_s += self.step.compile_s
-        self._enter(self.index + 1)
+        self.enter(self.index + 1)
         self._prepare_step()
 
     def complete(self) -> None:
@@ -287,26 +288,7 @@ class Training:
         parameters = [local(p) for p in self.model.parameters() if p.requires_grad]
         if self.ranks.any(not all(bool(torch.isfinite(p).all()) for p in parameters)):
             self._raise_diverged(self.steps)
-        minimizer, average = self.minimizer.state_dict(), self.average.state_dict() if self.average else None
-        if self.ranks.sharded:
-            own = self.minimizer.parameters
-            averages = minimizer["averages"].items()
-            minimizer["averages"] = {name: distributed.whole_vector(vector, own) for name, vector in averages}
-        tree = {
-            "config_hash": self.config.hash,
-            "model": self.model.state_dict(),
-            "minimizer": minimizer,
-            "stage": self.index,
-            "began": self.began,
-            "steps": self.steps,
-            "records": self.records,
-            "tally": self.tally.state_dict(),
-            "time_s": self.clock.total_s,
-            "threads": torch.get_num_threads(),
-            "best_val": self.best_val,
-            "stale_epochs": self.stale_epochs,
-            "average": average,
-        }
+        tree = state_of(self)
         start = time.perf_counter()
         tree = distributed.whole(tree)
         if self.ranks.leads:
@@ -320,31 +302,11 @@ class Training:
 
     def _restore(self) -> None:
         tree = load_checkpoint(self.run.checkpoint)
-        mend = f"remove {self.run.checkpoint} to begin this run again"
         try:
-            if tree["config_hash"] != self.config.hash:
-                raise RunError("the checkpoint belongs to another configuration")
-            for index in range(1, tree["stage"] + 1):
-                self._enter(index)
-            like = self.model.state_dict()
-            weights = {name: distributed.shard_like(value, like.get(name)) for name, value in tree["model"].items()}
-            self.model.load_state_dict(weights)
-            saved, own = tree["minimizer"], self.minimizer.parameters
-            if self.ranks.sharded:
-                averages = saved["averages"].items()
-                saved["averages"] = {name: distributed.local_vector(vector, own) for name, vector in averages}
-            self.minimizer.load_state_dict(saved)
-            match_layout(self.minimizer)
-            self.steps, self.began, self.records = tree["steps"], tree["began"], tree["records"]
-            self.tally.load_state_dict(tree["tally"])
-            self.clock.total_s = tree["time_s"]
-            if self.device.type == "cpu":
-                torch.set_num_threads(tree["threads"])  # sums, and so the last digits, depend on their number
-            self.best_val, self.stale_epochs = tree["best_val"], tree["stale_epochs"]
-            if self.average:
-                self.average.load_state_dict(tree["average"])
+            put_state(self, tree)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, RunError) as error:
             reason = error.what if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+            mend = f"remove {self.run.checkpoint} to begin this run again"
             raise RunError(f"the checkpoint does not fit: {reason}", where=str(self.run.path), mend=mend) from None
 
     @torch.no_grad()
