@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-long lint install clean constraints help
+.PHONY: demo test test-fast test-long lint install clean constraints results help
 
 help:
 	@echo "make demo       install into $(VENV), run the quickstart study, print where its report is"
 	@echo "make test       install, then formatting, lint, types, import arrows and all tests"
 	@echo "make test-fast  the same without the slow tests"
+	@echo "make results    docs/results.md and the README's table, from results/"
 	@echo "make test-long  what takes minutes: every study at smoke, searches, Ray, four processes"
 
 install: $(VENV)/.installed
@@ -39,6 +40,9 @@ test-long: install
 
 test-fast: lint
 	$(BIN)/python -m pytest -m "not slow and not long"
+
+results: install ## docs/results.md and the README's table, from results/
+	$(BIN)/steppe study publish results --out docs/results.md --readme README.md
 
 constraints: ## pin what is installed now, for CI
 	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt

@@ -53,7 +53,7 @@ def test_two_processes_share_a_study_and_nothing_is_computed_twice(tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-c", PROCESS, str(tmp_path / "study.toml"), str(out)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    events = [json.loads(p.communicate(timeout=120)[0]) for p in both]
+    events = [json.loads(p.communicate(timeout=400)[0]) for p in both]
     done = [[run for event, run in some if event == "done"] for some in events]
     assert all(done), "each made some of the runs"
     assert len(done[0]) + len(done[1]) == 6

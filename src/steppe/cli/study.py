@@ -25,6 +25,7 @@ from steppe.cli.place import (
     check_place,
     gibibytes,
 )
+from steppe.cli.publish import publish
 from steppe.cli.show import StudyProgress, console, progress_bar
 from steppe.config import PlannedRun, StudyConfig, at_scale, plan
 from steppe.errors import RunError
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from steppe.studies.published import Published
 
 app = typer.Typer(no_args_is_help=True, help="Runs that answer one question: list, show, run, compare.")
+
+app.command()(publish)
 
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="a study from `steppe study list`, or a TOML file")]
 

@@ -26,10 +26,13 @@ _BLUE, _ORANGE, _GREY = "#2f6db3", "#d9822b", "#666666"
 _SIZE = 9
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
+_FORMATS: dict[str, dict[str, Any]] = {"png": {"dpi": 200}, "pdf": {"metadata": {"CreationDate": None}}}
+
+
+def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write `stem`.png and `stem`.pdf, whole or not at all; the same figure gives the same bytes."""
     paths = []
-    for kind, options in (("png", {"dpi": 200}), ("pdf", {"metadata": {"CreationDate": None}})):
+    for kind, options in ((kind, _FORMATS[kind]) for kind in formats):
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, bbox_inches="tight", **options)
         path = stem.with_name(f"{stem.name}.{kind}")

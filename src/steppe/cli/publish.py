@@ -1,0 +1,90 @@
+"""`steppe study publish`: the page of all results, and the README's table, out of a folder of results."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steppe.cli.show import console, errors
+from steppe.config import at_scale, plan
+from steppe.errors import RunError
+from steppe.runs import Run, read_json, write_atomically
+
+if TYPE_CHECKING:
+    from steppe.report.publish import StudyResults
+
+
+def publish(
+    folder: Annotated[Path, typer.Argument(help="holds a folder for each study, and CSV files of benchmarks")] = Path(
+        "results"
+    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="the page to write; pictures go to images/results beside it")
+    ] = (Path("docs/results.md")),
+    readme: Annotated[
+        Path | None, typer.Option(help="also renew the table between the marks in this file", show_default=False)
+    ] = None,
+) -> None:
+    """Write a page with the tables, claims and pictures of all studies in a folder of results.
+
+    A study's folder takes part once `steppe study compare NAME FOLDER` has left its compare.json there.
+    """
+    from steppe.report.publish import put_between_marks, read_benchmarks, render_page, render_summary
+
+    if not folder.is_dir():
+        raise RunError("there is no such folder", where=str(folder), mend="name a folder of results")
+    found = []
+    for path in sorted(p.parent for p in folder.glob("*/compare.json")):
+        study = _read(path, out)
+        console.print(f"{path.name}: {len(study.records)} runs at scale {study.scale}", markup=False, soft_wrap=True)
+        found.append(study)
+    for path in sorted(p for p in folder.iterdir() if p.is_dir() and not (p / "compare.json").is_file()):
+        errors.print(f"passed over {path}: it has no compare.json", markup=False, soft_wrap=True)
+    if not found:
+        mend = "run `steppe study compare NAME FOLDER` on a study's folder of results first"
+        raise RunError("there is no compared study here", where=str(folder), mend=mend)
+    write_atomically(out, render_page(found, read_benchmarks(folder)))
+    console.print(f"written: {out}", markup=False, soft_wrap=True)
+    if readme is not None:
+        if not readme.is_file():
+            raise RunError("there is no such file", where=str(readme), mend="check the path")
+        page = Path(os.path.relpath(out, readme.parent)).as_posix()
+        lines = render_summary(found, f"{page}#")
+        write_atomically(readme, put_between_marks(readme.read_text(encoding="utf-8"), lines, str(readme)))
+        console.print(f"renewed: {readme}", markup=False, soft_wrap=True)
+
+
+def _read(path: Path, out: Path) -> StudyResults:
+    """One study's results, compared anew; draws its picture."""
+    from steppe.report.paper import save
+    from steppe.report.paper_cost import draw_accuracy_against_cost
+    from steppe.report.publish import StudyResults
+    from steppe.report.record import read_records
+    from steppe.report.table import summarise_records
+    from steppe.studies import compare_study, find_study, read_published, write_comparison
+
+    known = read_json(path / "compare.json")
+    name, scale = (known.get(key) if isinstance(known, dict) else None for key in ("study", "scale"))
+    whole, where = find_study(str(name))
+    study = at_scale(whole, scale, where=str(where))
+    planned = plan(study, where=str(where))
+    write_comparison(compare_study(study, planned, path, read_published(whole, where)), path)
+    folders = [path / p.config.run_id for p in planned]
+    records = read_records([Run(one) for one in folders if (one / "config.toml").is_file()])
+    listed = [{"run_id": p.config.run_id, "labels": p.labels} for p in planned]
+    rows = summarise_records(records, {"runs": listed})
+    picture = out.parent / "images" / "results" / study.name
+    save(draw_accuracy_against_cost(rows, study.title or study.name), picture, formats=("png",))
+    return StudyResults(
+        study.name,
+        study.title or study.name,
+        study.question,
+        str(scale or "default"),
+        rows,
+        records,
+        read_json(path / "compare.json"),
+        [f"images/results/{study.name}.png"],
+    )

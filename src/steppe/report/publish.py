@@ -1,0 +1,269 @@
+"""Markdown out of a folder of results: a page with every study's tables, and a short table for a README.
+
+A results folder holds one folder for each study (run folders without weights, `compare.json`), and perhaps CSV files of
+benchmarks. Everything on the page is read from there; nothing is typed.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steppe.errors import RunError
+from steppe.report.numbers import MISSING, compact, duration, number, percent, whole
+from steppe.report.record import Record, dig
+from steppe.report.table import Row, Stat, name_axis, spread
+
+BEGIN, END = "<!-- results: begin (made by `steppe study publish`) -->", "<!-- results: end -->"
+
+_GEOMETRY = {
+    "λmax": ("geometry", "lambda_max", "parts", "whole", "lambda_max", "value"),
+    "loss under noise": ("geometry", "noise_loss", "mean"),
+    "κ": ("geometry", "ntk", "kappa"),
+    "corruptions": ("robustness", "corruptions", "mean"),
+    "PGD": ("robustness", "attacks", "pgd"),
+}
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """A study's folder of results, read."""
+
+    name: str
+    title: str
+    question: str
+    scale: str
+    rows: list[Row]
+    records: list[Record]
+    comparison: Mapping[str, Any]
+    pictures: list[str]
+    """Paths of pictures to show, as the page links them."""
+
+
+def render_page(studies: Sequence[StudyResults], benchmarks: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
+    """The page of all results, as Markdown.
+
+    Args:
+        studies: in the order they are to come.
+        benchmarks: rows of CSV files by the file's name without its ending.
+    """
+    lines = [
+        "# Results",
+        "",
+        "Made by `steppe study publish` from what `results/` holds: do not edit.",
+        "Test accuracy after the last epoch, no test-time augmentation; ± is the standard deviation over seeds. A",
+        "claim *holds* or *does not hold* when its 95 % interval over seeds lies on one side, and is undecided otherwise.",
+        "",
+        *render_summary(studies, "#"),
+    ]
+    for study in studies:
+        lines += ["", *_render_study(study)]
+    for name, rows in benchmarks.items():
+        lines += ["", *_render_benchmark(name, rows)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
+    """A table with one line a study: where it comes from, accuracies published and ours, and what became of its claims.
+
+    Args:
+        studies: what was found.
+        page: what links to a study's part of the page begin with: `#`, or `docs/results.md#`.
+    """
+    lines = _header("study", "published", "ours", "claims that hold / do not / undecided")
+    for study in studies:
+        counts = Counter(str(claim.get("verdict")) for claim in study.comparison.get("claims", []))
+        holds, fails = counts["holds"], counts["does not hold"]
+        undecided = sum(counts.values()) - holds - fails
+        cells = [cell for cell in _compared(study) if "accuracy" in str(cell.get("measure"))][:5]
+        theirs = " / ".join(_value(cell.get("value"), cell.get("unit")) for cell in cells)
+        ours = " / ".join(_measured(cell) for cell in cells)
+        if not cells and len(study.rows) <= 6:
+            ours = "; ".join(f"{', '.join(row.labels.values())} {_accuracy(row.test_accuracy)}" for row in study.rows)
+        link = f"[{study.title}]({page}{_anchor(study.title)})"
+        lines.append(_row(link, theirs or MISSING, ours or MISSING, f"{holds} / {fails} / {undecided}"))
+    return lines
+
+
+def put_between_marks(text: str, lines: Sequence[str], where: str) -> str:
+    """Replace what stands between the marks of a text.
+
+    Args:
+        text: of a Markdown file.
+        lines: to put there.
+        where: the file, for the error.
+
+    Raises:
+        RunError: the marks are not there, in order.
+    """
+    start, end = text.find(BEGIN), text.find(END)
+    if start < 0 or end < start:
+        raise RunError(
+            "the marks of the results table are missing", where=where, mend=f"add the lines {BEGIN} and {END}"
+        )
+    return text[: start + len(BEGIN)] + "\n" + "\n".join(lines) + "\n" + text[end:]
+
+
+def read_benchmarks(folder: Path) -> dict[str, list[dict[str, str]]]:
+    """The CSV files of a results folder, by name.
+
+    Args:
+        folder: the results.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            found[path.stem] = list(csv.DictReader(file))
+    return found
+
+
+# -- one study ----------------------------------------------------------------------------------------------------
+
+
+def _render_study(study: StudyResults) -> list[str]:
+    finished = sum(row.finished for row in study.rows)
+    machines = _facts(study.records, "device_name") or _facts(study.records, "device")
+    torches = _facts(study.records, "versions", "torch")
+    commits = _facts(study.records, "commit")
+    made = f"{finished} runs at scale `{study.scale}` on {machines or 'a machine that is not known'}, torch {torches}"
+    lines = [f"## {study.title}", "", f"*{study.question}*", "", f"{made}; commit {commits or 'not known'}.", ""]
+    lines += _run_table(study)
+    if claims := study.comparison.get("claims"):
+        lines += ["", *_claim_table(claims)]
+    if cells := _compared(study):
+        lines += ["", *_cell_table(cells)]
+    for picture in study.pictures:
+        lines += ["", f"![{study.title}]({picture})"]
+    return lines
+
+
+def _run_table(study: StudyResults) -> list[str]:
+    axes = list(study.rows[0].labels) if study.rows else []
+    by_id = {record.id: record for record in study.records}
+    shown = {name: keys for name, keys in _GEOMETRY.items() if any(_dig(r, keys) is not None for r in study.records)}
+    names = ["test accuracy, %", "gap", "parameters", "gradients", "time / epoch", *shown]
+    lines = _header(*(name_axis(axis) for axis in axes), *names)
+    for row in study.rows:
+        gap = spread([_gap(by_id[run]) for run in row.run_ids if run in by_id])
+        measured = [spread([_dig(by_id[run], keys) for run in row.run_ids if run in by_id]) for keys in shown.values()]
+        lines.append(
+            _row(
+                *(row.labels[axis] for axis in axes),
+                _accuracy(row.test_accuracy),
+                percent(gap.mean, unit=""),
+                compact(row.parameters.mean),
+                whole(row.gradient_evaluations.mean),
+                duration(row.time_per_epoch_s.mean),
+                *(_stat(stat) for stat in measured),
+            )
+        )
+    return lines
+
+
+def _claim_table(claims: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = _header("claim", "from", "difference, 95 %", "seeds", "holds?")
+    for claim in claims:
+        difference, low, high = (number(claim.get(key)) for key in ("difference", "low", "high"))
+        interval = MISSING if difference is None else f"{difference:.3g}"
+        if low is not None and high is not None:
+            interval += f" ({low:.3g} to {high:.3g})"
+        verdict = str(claim.get("verdict") or MISSING)
+        verdict = f"**{verdict}**" if verdict in ("holds", "does not hold") else verdict
+        words = (str(claim.get("text") or ""), str(claim.get("seed") or "steppe"), interval)
+        lines.append(_row(*words, str(claim.get("seeds") or MISSING), verdict))
+    return lines
+
+
+def _cell_table(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = _header("published in", "row", "column", "published", "ours", "difference")
+    for cell in cells:
+        where = ", ".join(filter(None, (f"seed {cell.get('seed')}", str(cell.get("table") or ""))))
+        difference = number(cell.get("difference"))
+        apart = MISSING if difference is None else f"{difference:+.3g}"
+        words = (where, str(cell.get("row") or ""), str(cell.get("column") or ""))
+        lines.append(_row(*words, _value(cell.get("value"), cell.get("unit")), _measured(cell), apart))
+    return lines
+
+
+def _compared(study: StudyResults) -> list[Mapping[str, Any]]:
+    """Published figures that have a counterpart here; settings of the recipe agree by construction and are left out."""
+    cells = study.comparison.get("cells", [])
+    return [c for c in cells if c.get("measured") is not None and not str(c.get("measure")).startswith("config.")]
+
+
+def _measured(cell: Mapping[str, Any]) -> str:
+    std = number(cell.get("std"))
+    text = _value(cell.get("measured"), cell.get("unit"))
+    return text + (f" ± {std:.2g}" if std else "")
+
+
+def _value(value: Any, unit: Any) -> str:
+    found = number(value)
+    text = str(value) if found is None else f"{found:.4g}"
+    return f"{text} {unit}".strip() if unit else text
+
+
+def _gap(record: Record) -> float | None:
+    train, test = (number(dig(record.summary, part, "accuracy")) for part in ("train", "test"))
+    return None if train is None or test is None else train - test
+
+
+def _dig(record: Record, keys: tuple[str, ...]) -> float | None:
+    return number(dig(getattr(record, keys[0], None), *keys[1:]))
+
+
+def _accuracy(stat: Stat) -> str:
+    if stat.mean is None:
+        return MISSING
+    return f"{100 * stat.mean:.2f}" + (f" ± {100 * stat.std:.2f}" if stat.std is not None else "")
+
+
+def _stat(stat: Stat) -> str:
+    if stat.mean is None:
+        return MISSING
+    return f"{stat.mean:.3g}" + (f" ± {stat.std:.2g}" if stat.std is not None else "")
+
+
+def _facts(records: Sequence[Record], *keys: str) -> str:
+    found = {str(value) for record in records if (value := dig(record.env, *keys))}
+    return ", ".join(sorted(found))
+
+
+# -- benchmarks ---------------------------------------------------------------------------------------------------
+
+_LEFT_OUT = ("machine", "torch", "python", "commit", "date", "repeats", "ms_min", "ms_max", "platform", "steppe")
+
+
+def _render_benchmark(name: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
+    if not rows:
+        return []
+    columns = [key for key in rows[0] if key not in _LEFT_OUT and any(row.get(key) for row in rows)]
+    made = ", ".join(dict.fromkeys(str(rows[0].get(key)) for key in ("machine", "torch", "commit") if rows[0].get(key)))
+    lines = [f"## Benchmark {name.replace('_', ' ')}", "", f"`results/{name}.csv`; {made}.", ""]
+    lines += _header(*(column.replace("_", " ") for column in columns))
+    return lines + [_row(*(str(row.get(column) or "") for column in columns)) for row in rows]
+
+
+# -- Markdown -----------------------------------------------------------------------------------------------------
+
+
+def _header(*names: str) -> list[str]:
+    return [_row(*names), "|" + "---|" * len(names)]
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(_escape(cell) for cell in cells) + " |"
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _anchor(title: str) -> str:
+    """The anchor Markdown makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

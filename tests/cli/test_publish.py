@@ -1,0 +1,82 @@
+"""`steppe study publish` on the results that come with the project."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from steppe.cli.main import app
+from steppe.report.publish import BEGIN, END
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.fixture
+def results(tmp_path):
+    folder = tmp_path / "results"
+    shutil.copytree(RESULTS / "resnet18", folder / "resnet18")
+    shutil.copy(RESULTS / "epoch_h200.csv", folder)
+    return folder
+
+
+def publish(*words: str):
+    result = CliRunner().invoke(app, ["study", "publish", *words])
+    return result, result.output + (str(result.exception) if result.exception else "")
+
+
+def test_the_page_and_the_readme(results, tmp_path):
+    readme, page = tmp_path / "README.md", tmp_path / "docs/results.md"
+    readme.write_text(f"before\n{BEGIN}\nOUTDATED\n{END}\nafter\n")
+    result, _ = publish(str(results), "-o", str(page), "--readme", str(readme))
+    assert result.exit_code == 0
+    text = page.read_text()
+    for words in (
+        "95.92",
+        "17.9",
+        "NVIDIA H200, torch 2.11.0",
+        "| SAM is above SGD on CIFAR-10 |",
+        "Benchmark epoch h200",
+    ):
+        assert words in text
+    assert (page.parent / "images/results/resnet18.png").read_bytes()[:4] == b"\x89PNG"
+    table = readme.read_text()
+    assert table.startswith("before\n")
+    assert table.endswith(f"{END}\nafter\n")
+    assert "OUTDATED" not in table
+    assert "CIFAR-100, SAM 79.12" in table
+    assert "0 / 0 / 6" in table
+    assert "](docs/results.md#resnet-18" in table
+    first = (text, table)
+    publish(str(results), "-o", str(page), "--readme", str(readme))
+    assert (page.read_text(), readme.read_text()) == first
+
+
+def test_numbers_come_from_the_runs(results, tmp_path):
+    path = next(results.glob("resnet18/cifar10-resnet18-sam*/summary.json"))
+    summary = json.loads(path.read_text())
+    summary["test"]["accuracy"] = 0.1234
+    path.write_text(json.dumps(summary))
+    publish(str(results), "-o", str(tmp_path / "page.md"))
+    assert "12.34" in (tmp_path / "page.md").read_text()
+    assert "95.92" not in (tmp_path / "page.md").read_text()
+
+
+def test_wrong_input(results, tmp_path):
+    plain = tmp_path / "plain.md"
+    plain.write_text("no marks")
+    page = str(tmp_path / "page.md")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for words, what in (
+        ((str(tmp_path / "none"),), "no such folder"),
+        ((str(empty),), "no compared study"),
+        ((str(results), "--readme", str(plain)), "marks of the results table are missing"),
+    ):
+        result, text = publish(*words, "-o", page)
+        assert result.exit_code != 0
+        assert what in text
+    assert plain.read_text() == "no marks"
