@@ -57,7 +57,7 @@ def render_page(studies: Sequence[StudyResults], benchmarks: Mapping[str, Sequen
         "",
         "Made by `steppe study publish` from what `results/` holds: do not edit.",
         "Test accuracy after the last epoch, no test-time augmentation; ± is the standard deviation over seeds. A",
-        "claim *holds* or *does not hold* when its 95 % interval over seeds lies on one side, and is undecided otherwise.",
+        "claim *holds* or *does not hold* when its 95 % interval over seeds lies on one side, and else is undecided.",
         "",
         *render_summary(studies, "#"),
     ]
