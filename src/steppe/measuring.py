@@ -83,6 +83,16 @@ class Settings(Mapping[str, Any]):
             raise ConfigError(f"loss cannot be {self['loss']!r}", where="--set", mend=mend)
         return known[self["loss"]]
 
+    def chosen_weights(self, model: nn.Module) -> nn.Module:
+        """The model with the weights that `settings["weights"]` asks for: "trained" or "initial"."""
+        if self["weights"] not in ("trained", "initial"):
+            raise ConfigError(f"weights cannot be {self['weights']!r}", where="--set", mend="trained or initial")
+        if self["weights"] == "trained":
+            return model
+        if self.fresh is None:
+            raise MeasureError("only a run knows the weights it began with")
+        return self.fresh()
+
     def batches(self, split: Split, dataset: Dataset, examples: int, batch_size: int | None = None) -> Batches:
         """Normalised batches of the same `examples` images for every model, kept on the device."""
         some = split.take(sample(len(split), examples))

@@ -10,7 +10,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from steppe.config.claims import Labels, Measure, parse_claim, pick_cells, show_labels
+from steppe.config.claims import SEVERAL, Labels, Measure, parse_claim, pick_cells, show_labels
+from steppe.config.measure import MeasureConfig
 from steppe.config.run import RunConfig
 from steppe.config.section import Section
 from steppe.config.toml import merge, parse, read_toml
@@ -21,33 +22,6 @@ OF_THE_STUDY = "run:"
 
 Dropped = Literal[False]
 Variants = dict[str, dict[str, Any]]
-
-
-class MeasureConfig(Section):
-    """What is measured on every finished run, besides accuracy and cost."""
-
-    noise_sigma: float = Field(0.01, gt=0, description="standard deviation of the weight noise of the flatness figure")
-    noise_draws: int = Field(20, gt=1, description="how many noises the flatness figure averages over")
-    noise_examples: int = Field(1000, gt=0, description="how many training images it is measured on, at the most")
-    test_variances: list[float] = Field([], description="2-D toys: also test at these variances of the noise")
-    test_examples: int = Field(10_000, gt=0, description="2-D toys: on so many fresh points at each")
-
-    @field_validator("test_variances")
-    @classmethod
-    def _not_negative(cls, values: list[float]) -> list[float]:
-        if any(v < 0 for v in values):
-            raise ValueError("a variance is not negative")
-        return values
-
-    @property
-    def noise(self) -> dict[str, Any]:
-        """The settings of the flatness figure alone."""
-        return self.model_dump(mode="json", include={"noise_sigma", "noise_draws", "noise_examples"})
-
-    @property
-    def shift(self) -> dict[str, Any]:
-        """The settings of the tests at other variances."""
-        return self.model_dump(mode="json", include={"test_variances", "test_examples"})
 
 
 class ClaimConfig(Section):
@@ -233,7 +207,7 @@ def check_measure(measure: Measure, cells: Mapping[str | None, Sequence[Labels]]
         if len({tuple(cell.items()) for cell in found}) > 1 and not measure.averages:
             at = f" at scale {scale!r}" if scale else ""
             what = f"[{show_labels(dict(measure.labels))}] means {len(found)} cells{at}"
-            mend = f"name more axes, or write axis=* for their average; two of them: {found[0]} and {found[1]}"
+            mend = f"name more axes, or write axis=* (average) or axis=best; two of them: {found[0]} and {found[1]}"
             raise ConfigError(what, where=where, mend=mend)
 
 
@@ -303,7 +277,7 @@ def _nearest_label(measure: Measure, cells: Sequence[Labels]) -> str | None:
         if axis not in axes:
             return f"there is no axis {axis!r}; the axes are {', '.join(axes)}"
         there = list(dict.fromkeys(cell[axis] for cell in cells if axis in cell))
-        if wanted not in ("*", *there):
+        if wanted not in (*SEVERAL, *there):
             close = nearest(wanted, there)
             hint = f"did you mean {' or '.join(repr(c) for c in close)}?" if close else f"there is {', '.join(there)}"
             return f"{axis} has no {wanted!r}; {hint}"

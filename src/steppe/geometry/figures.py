@@ -81,12 +81,7 @@ def sharpness(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[st
 
 def tangent_kernel(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """The condition number of the tangent kernel, of the trained weights or of the initial ones."""
-    if settings["weights"] not in ("trained", "initial"):
-        raise ConfigError(f"weights cannot be {settings['weights']!r}", where="--set", mend="trained or initial")
-    if settings["weights"] == "initial":
-        if settings.fresh is None:
-            raise MeasureError("only a run knows the weights it began with")
-        model = settings.fresh()
+    model = settings.chosen_weights(model)
     block = settings["block"]
     batches = settings.batches(dataset.train, dataset, max(1, settings["blocks"]) * block, block)
     found = measure_tangent_kernel(

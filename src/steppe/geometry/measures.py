@@ -14,6 +14,7 @@ from steppe.geometry import figures
 from steppe.geometry.attention import attention_maps
 from steppe.geometry.landscape import measure_between, measure_line, measure_square, random_directions
 from steppe.geometry.noise import measure_noise_loss
+from steppe.geometry.rescaling import rescaling
 from steppe.measuring import Batches, Measure, Settings, in_smaller_chunks, sample
 
 T = TypeVar("T")
@@ -133,6 +134,16 @@ _LANDSCAPE: dict[str, Any] = {
     "directions": "random",
 }
 
+_RESCALING: dict[str, Any] = {
+    "steps": 50,
+    "points": 5,
+    "rho": 0.05,
+    "asam_rho": 0.5,
+    "eta": 0.01,
+    "examples": 200,
+    "seed": 0,
+}
+
 _HESSIAN: dict[str, Any] = {
     "examples": 5000,
     "seed": 0,
@@ -221,6 +232,18 @@ MEASURES: dict[str, Measure] = {
         "loss on the way to another run of the same model (--with), and the barrier",
         {"points": 21, "examples": 5000, "loss": "cross_entropy", "batchnorm": "reestimated"},
         quick={"points": 11, "examples": 256},
+        by_default=False,
+    ),
+    "rescaling": Measure(
+        rescaling,
+        "what rescalings that leave a perceptron's function alone do to SAM's and ASAM's loss",
+        {"weights": "trained", **_RESCALING},
+        by_default=False,
+    ),
+    "rescaling_initial": Measure(
+        rescaling,
+        "the same with the weights the run began with",
+        {"weights": "initial", **_RESCALING},
         by_default=False,
     ),
     "attention": Measure(

@@ -4,7 +4,8 @@ from steppe.studies.compare import Cell, JudgedClaim, StudyComparison, compare_s
 from steppe.studies.costs import Images, add_cost, describe_price, measure_cost
 from steppe.studies.estimate import Estimate, estimate_runs
 from steppe.studies.library import find_study, list_studies
-from steppe.studies.pipeline import add_measures, execute, load_model
+from steppe.studies.measured import load_model
+from steppe.studies.pipeline import add_measures, execute
 from steppe.studies.pool import default_workers, is_complete, known_threads, run_study, threads_for
 from steppe.studies.published import Published, read_published
 from steppe.studies.ray import run_study_on_ray

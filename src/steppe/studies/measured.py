@@ -30,7 +30,6 @@ from steppe.models.freezing import head_parameters
 from steppe.models.names import short_name
 from steppe.models.weights import load_pretrained
 from steppe.runs import Run, locked, read_json, write_json
-from steppe.studies.pipeline import load_model
 from steppe.train import build_model, pick_device
 
 Event = Literal["start", "part", "done", "kept", "left_out", "remark"]
@@ -51,6 +50,14 @@ class Subject:
     device: torch.device
     fresh: Callable[[], nn.Module] | None = None
     """Makes the model with the weights it began with; only a run knows them."""
+
+
+def load_model(run: Run, dataset: Dataset) -> nn.Module:
+    """Build a run's model and load its final weights."""
+    size, channels = dataset.image_size, dataset.channels
+    model = models.build(run.config.model, image_size=size, channels=channels, classes=len(dataset.classes), load=False)
+    models.load_weights(model, run.weights)
+    return model.eval()
 
 
 def open_run(
@@ -184,7 +191,7 @@ def add_results(
         results, parts = _read(path), _read(unfinished)
         for name, measure in chosen.items():
             key = measure.key or name
-            values = _values(measure, dict((changes or {}).get(name, {})), quick)
+            values = settings_of(measure, (changes or {}).get(name, {}), quick=quick)
             if other is not None and name in ("between", "attacks"):
                 values["with"] = other[0]
             if not again and isinstance(results.get(key), dict) and results[key].get("settings") == values:
@@ -257,7 +264,8 @@ def _say(notify: Notify, name: str, text: str) -> None:
     notify("remark", name, {"text": text})
 
 
-def _values(measure: Measure, changes: dict[str, Any], quick: bool) -> dict[str, Any]:
+def settings_of(measure: Measure, changes: Mapping[str, Any], *, quick: bool = False) -> dict[str, Any]:
+    """All settings of a measure, as they are stored beside what it finds."""
     return json.loads(json.dumps({**measure.defaults, **(measure.quick if quick else {}), **changes}))
 
 

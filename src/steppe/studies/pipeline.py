@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from steppe import cost, data, models
 from steppe.config import MeasureConfig, RunConfig
 from steppe.data import Dataset, Keeping, in_order
@@ -13,7 +11,9 @@ from steppe.data.sources import Progress
 from steppe.geometry import measure_noise_loss
 from steppe.measuring import sample
 from steppe.runs import Observer, Run
+from steppe.studies.asked import add_asked, has_asked
 from steppe.studies.costs import describe_training
+from steppe.studies.measured import load_model, open_run
 from steppe.studies.shift import measure_shift
 from steppe.train import leads, pick_device, train
 
@@ -50,6 +50,7 @@ def execute(
         dataset,
         config,
         out,
+        data_root=data_root,
         device=device,
         captured=captured,
         measure=measure,
@@ -64,6 +65,7 @@ def execute_on(
     config: RunConfig,
     out: str | Path | None = None,
     *,
+    data_root: str | Path | None = None,
     device: str | None = None,
     captured: bool = True,
     measure: MeasureConfig | None = None,
@@ -85,14 +87,32 @@ def execute_on(
             sharded=sharded,
         )
     if leads():
-        add_measures(run, dataset, measure or MeasureConfig(), device=device)
+        add_measures(run, dataset, measure or MeasureConfig(), device=device, data_root=data_root)
     return run
 
 
-def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: str | None = None) -> None:
-    """Add `cost.json` and `geometry.json` to a finished run; what is there with the same settings stays."""
-    if has_measures(run, measure):
-        return
+def add_measures(
+    run: Run,
+    dataset: Dataset,
+    measure: MeasureConfig,
+    *,
+    device: str | None = None,
+    data_root: str | Path | None = None,
+) -> None:
+    """Add `cost.json`, `geometry.json` and what else is asked for; what is there with the same settings stays."""
+    if not _has_basics(run, measure):
+        _add_basics(run, dataset, measure, device)
+    if not has_asked(run, measure):
+        with models.runs_beside(run.path.absolute().parent):  # the first weights may be those of a run beside this one
+            add_asked(open_run(run.path, dataset=dataset, device=device), measure, data.data_root(data_root))
+
+
+def has_measures(run: Run, measure: MeasureConfig) -> bool:
+    """Whether a run is finished and has been measured with just these settings."""
+    return _has_basics(run, measure) and has_asked(run, measure)
+
+
+def _add_basics(run: Run, dataset: Dataset, measure: MeasureConfig, device: str | None) -> None:
     place = pick_device(device)
     model = load_model(run, dataset).to(place)
     shape = (dataset.channels, dataset.image_size, dataset.image_size)
@@ -114,8 +134,7 @@ def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: 
             run.write("shift.json", {**shift, "settings": measure.shift})
 
 
-def has_measures(run: Run, measure: MeasureConfig) -> bool:
-    """Whether a run is finished and has been measured with just these settings."""
+def _has_basics(run: Run, measure: MeasureConfig) -> bool:
     known = run.read_or_empty("geometry.json").get("noise_loss", {})
     return (
         run.finished
@@ -123,11 +142,3 @@ def has_measures(run: Run, measure: MeasureConfig) -> bool:
         and known.get("settings") == measure.noise
         and (not measure.test_variances or run.read_or_empty("shift.json").get("settings") == measure.shift)
     )
-
-
-def load_model(run: Run, dataset: Dataset) -> torch.nn.Module:
-    """Build a run's model and load its final weights."""
-    size, channels = dataset.image_size, dataset.channels
-    model = models.build(run.config.model, image_size=size, channels=channels, classes=len(dataset.classes), load=False)
-    models.load_weights(model, run.weights)
-    return model.eval()
