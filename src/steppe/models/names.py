@@ -1,8 +1,8 @@
 """Short names: a small grammar in which a name is the whole specification.
 
-`vit_s_p4` is a ViT-S over patches of 4 pixels, `wrn_28_10` a wide ResNet of depth 28 and width 10,
-`vit_6l_8h_384` a ViT of 6 layers, 8 heads and width 384, `mixer_9l_384` a Mixer likewise, `mlp_64_64` a perceptron of two hidden
-layers. Any name the grammar can read is built; `SMALL_MODELS` lists those worth showing.
+`vit_s_p4` is a ViT-S over patches of 4 pixels, `wrn_28_10` a wide ResNet of depth 28 and width 10, `vit_6l_8h_384` a
+ViT of 6 layers, 8 heads and width 384, `mixer_9l_384` a Mixer likewise, `mlp_64_64` a perceptron of two hidden layers.
+Any name the grammar can read is built; `SMALL_MODELS` lists those worth showing.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def hybrid(
     """
     conv = partial(StdConv2dSame, eps=1e-8)
     backbone: Any = ResNetV2(
-        layers=layers,
-        channels=channels,
+        layers=list(layers),
+        channels=tuple(channels),
         num_classes=0,
         global_pool="",
         in_chans=in_chans,

@@ -143,7 +143,7 @@ class _Found:
         return self._best(cells, measure.chosen_axes) if measure.chosen_axes else cells
 
     def _best(self, cells: list[list[PlannedRun]], axes: Sequence[str]) -> list[list[PlannedRun]]:
-        """Of cells that differ in these axes alone, with every seed the run that validates best; the first of equals."""
+        """Of cells that differ in these axes alone, with every seed the run that validates best."""
         groups: dict[tuple[tuple[str, str], ...], dict[int, PlannedRun]] = {}
         for run in (run for runs in cells for run in runs):
             group = groups.setdefault(tuple((a, v) for a, v in run.labels.items() if a not in axes), {})
