@@ -146,3 +146,15 @@ def test_best_of_an_axis_that_is_not_there_is_refused():
 
     with pytest.raises(ConfigError, match="no cell of the study"):
         check_claims(StudyConfig.model_validate(text))
+
+
+def test_blocks_are_named_by_their_place_whatever_the_depth(tmp_path):
+    study = StudyConfig.model_validate({"name": "s"})
+    (planned,) = plan(study)
+    run = create_run(tmp_path / "run", planned.config)
+    run.write("summary.json", {"status": "finished"})
+    parts = {"whole": 9, **{f"block{n}": n for n in range(12, 0, -1)}}
+    run.write("geometry.json", {"lambda_max": {"parts": parts}, "norms": {"parts": {"whole": 1}}})
+    places = [read_measure(run, f"geometry.lambda_max.parts.{place}_block") for place in ("first", "middle", "last")]
+    assert places == [1, 6, 12]
+    assert read_measure(run, "geometry.norms.parts.last_block") is None

@@ -148,7 +148,7 @@ def _parts(model: nn.Module, asked: str) -> Mapping[str, list[str]]:
     kept = {part: [name for name in names if name in trained] for part, names in named.items()}
     kept = {part: names for part, names in kept.items() if names}
     numbered = [part for part in ways["blocks"] if part.startswith("block") and part in kept]
-    some = {numbered[0], numbered[len(numbered) // 2], numbered[-1]} if numbered else set()
+    some = {numbered[0], numbered[(len(numbered) - 1) // 2], numbered[-1]} if numbered else set()
     choices: dict[str, Callable[[str], bool]] = {
         "all": lambda part: True,
         "roles": lambda part: part in ways.get("roles", {}) or part in some,
