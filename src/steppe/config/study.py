@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from steppe.config.adjust import AdjustConfig, adjust
 from steppe.config.claims import SEVERAL, Labels, Measure, parse_claim, pick_cells, show_labels
 from steppe.config.measure import MeasureConfig
 from steppe.config.run import RunConfig
@@ -49,6 +50,7 @@ class ScaleConfig(Section):
     )
     runs: dict[str, dict[str, Any] | Dropped] = Field(default_factory=dict, description="likewise for single runs")
     measure: dict[str, Any] = Field(default_factory=dict, description="changes of what is measured")
+    adjust: list[AdjustConfig] = Field([], description="changes by labels, after those of the study")
 
 
 class StudyConfig(Section):
@@ -56,7 +58,7 @@ class StudyConfig(Section):
 
     `axes` maps an axis to its variants, and a variant to what it changes in the base run; the study is the product
     of the axes. `runs` are single runs beside the product; they come first. Their labels are `labels`, or the one label
-    `run`. A variant or a single run may also set `seeds` for its own runs.
+    `run`. A variant or a single run may also set `seeds` for its own runs. `adjust` changes cells by their labels, last.
     """
 
     name: str = Field(
@@ -69,6 +71,7 @@ class StudyConfig(Section):
     axes: dict[str, Variants] = Field(default_factory=dict, description="axis -> variant -> changes")
     runs: Variants = Field(default_factory=dict, description="single runs beside the product: name -> changes")
     measure: MeasureConfig = MeasureConfig()
+    adjust: list[AdjustConfig] = Field([], description="changes of the cells with certain labels, in this order")
     scale: dict[str, ScaleConfig] = Field(default_factory=dict, description="smoke, small, paper: name -> changes")
     default_scale: str | None = Field(None, description="the scale it is run at unless another is asked for")
     claims: list[ClaimConfig] = Field([], description="what is checked")
@@ -114,6 +117,7 @@ def load_study_config(path: str | Path) -> StudyConfig:
     """Read a study from TOML, and check its claims against its cells at every scale."""
     study = parse(StudyConfig, read_toml(path), where=str(path))
     check_claims(study, where=str(path))
+    check_adjustments(study, where=str(path))
     return study
 
 
@@ -150,6 +154,7 @@ def at_scale(study: StudyConfig, name: str | None = None, *, where: str = "study
             "axes": axes,
             "runs": _lay_over(study.runs, change.runs, f"{place}.runs", "run"),
             "measure": parse(MeasureConfig, measure, where=f"{place}.measure"),
+            "adjust": [*study.adjust, *change.adjust],
             "scale": {},
             "default_scale": name,
         }
@@ -187,6 +192,20 @@ def check_claims(study: StudyConfig, *, where: str = "study") -> None:
             check_measure(measure, cells, place)
 
 
+def check_adjustments(study: StudyConfig, *, where: str = "study") -> None:
+    """Refuse changes for labels that no cell has: of the study at any scale, of a scale at that scale."""
+    cells = study_cells(study, where=where)
+    everywhere = [cell for some in cells.values() for cell in some]
+    places = [("", study.adjust, everywhere)]
+    places += [(f"scale.{name}.", change.adjust, cells[name]) for name, change in study.scale.items()]
+    for prefix, changes, some in places:
+        for number, change in enumerate(changes, 1):
+            if not any(change.fits(labels) for labels in some):
+                asked = "; ".join(f"{axis}={', '.join(labels)}" for axis, labels in change.at.items())
+                what = f"no cell has the labels {asked}"
+                raise ConfigError(what, where=f"{where}, {prefix}adjust {number}", mend="see `steppe study show`")
+
+
 def check_measure(measure: Measure, cells: Mapping[str | None, Sequence[Labels]], where: str) -> None:
     """Refuse a measure whose labels fit no cell at any scale, or several at one.
 
@@ -222,7 +241,8 @@ def _cells(study: StudyConfig) -> list[tuple[str | None, dict[str, str], dict[st
     out: list[tuple[str | None, dict[str, str], dict[str, Any]]] = []
     for name, change in study.runs.items():
         values = merge(study.base, change)
-        out.append((name, values.pop("labels", {"run": name}), values))
+        labels = values.pop("labels", {"run": name})
+        out.append((name, labels, adjust(values, labels, study.adjust)))
     out.sort(key=lambda cell: _weights(cell[2]).startswith(OF_THE_STUDY))  # stable: the rest stays in its order
     if study.runs and not study.axes:
         return out
@@ -230,7 +250,8 @@ def _cells(study: StudyConfig) -> list[tuple[str | None, dict[str, str], dict[st
         values = dict(study.base)
         for _, change in combination:
             values = merge(values, change)
-        out.append((None, dict(zip(study.axes, (label for label, _ in combination), strict=True)), values))
+        labels = dict(zip(study.axes, (label for label, _ in combination), strict=True))
+        out.append((None, labels, adjust(values, labels, study.adjust)))
     return out
 
 

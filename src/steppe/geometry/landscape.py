@@ -8,6 +8,7 @@ symmetric about zero, and the same for every model: pictures can be laid side by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
