@@ -22,6 +22,7 @@ FAMILIES = [
     "mixer_2l_32",
     "hybrid_tiny",
     "r50_vit_s_p16",
+    "r50_vit_2l_2h_32",
 ]
 
 

@@ -108,6 +108,11 @@ def _read_hybrid(size: str) -> ShortName:
     return ShortName(partial(hybrid, **numbers), about, f"vit_{long}_r50_s16_224" if size == "b" else None)
 
 
+def _read_sized_hybrid(layers: str, heads: str, width: str) -> ShortName:
+    about = f"ResNet-50 features into a ViT of {layers} layers, {heads} heads, width {width}; stride as r50_vit_s_p16"
+    return ShortName(partial(hybrid, depth=int(layers), num_heads=int(heads), embed_dim=int(width)), about)
+
+
 def _read_mlp(stem: str | None, widths: str) -> ShortName:
     hidden = [int(width) for width in widths.split("_")]
     about = f"perceptron, ReLU, hidden layers of {', '.join(map(str, hidden))}"
@@ -129,6 +134,7 @@ _GRAMMAR: tuple[tuple[str, Callable[..., ShortName]], ...] = (
     (rf"mixer_(?P<size>s|b)_p(?P<patch>{_NUMBER})", _read_mixer),
     (rf"mixer_(?P<layers>{_NUMBER})l_(?P<width>{_NUMBER})(?:_p(?P<patch>{_NUMBER}))?", _read_sized_mixer),
     (r"r50_vit_(?P<size>s|b)_p16", _read_hybrid),
+    (rf"r50_vit_(?P<layers>{_NUMBER})l_(?P<heads>{_NUMBER})h_(?P<width>{_NUMBER})", _read_sized_hybrid),
     (rf"mlp_(?:(?P<stem>{_NUMBER})l_)?(?P<widths>{_NUMBER}(?:_{_NUMBER})*)", _read_mlp),
 )
 

@@ -35,6 +35,12 @@ SHORT: dict[str, str] = {
     "trained_parameters": "cost.trained_parameters",
     "flops_per_image": "cost.flops_per_image",
     "noise_loss": "geometry.noise_loss.mean",
+    "lambda_max": "geometry.lambda_max.parts.whole.lambda_max.value",
+    "kappa": "geometry.ntk_initial.kappa",
+    "weight_norm": "geometry.norms.weights.whole",
+    "missing_rate": "geometry.missing_rate.rate",
+    "corruption_accuracy": "robustness.corruptions.mean",
+    "attacked_accuracy": "robustness.attacks.pgd",
 }
 """Short name -> where it stands."""
 
