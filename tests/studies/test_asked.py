@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from steppe.cli import main
 from steppe.config import StudyConfig, at_scale, plan
 from steppe.errors import ConfigError
 from steppe.runs import Run, create_run, read_json, write_json
@@ -158,3 +159,38 @@ def test_blocks_are_named_by_their_place_whatever_the_depth(tmp_path):
     places = [read_measure(run, f"geometry.lambda_max.parts.{place}_block") for place in ("first", "middle", "last")]
     assert places == [1, 6, 12]
     assert read_measure(run, "geometry.norms.parts.last_block") is None
+
+
+DRAWN = """
+name = "drawn"
+base = { batch_size = 64, data = { fraction = 0.1 }, budget = { epochs = 2 } }
+[measure]
+noise_draws = 2
+noise_examples = 20
+[measure.geometry]
+landscape = { points = 3, examples = 20 }
+norms = { examples = 20 }
+attention = { images = 2 }
+lambda_max = { examples = 20, iterations = 2, tolerance = 0.5, parts = "whole" }
+[axes.model.ViT]
+model = { name = "vit_1l_2h_16_p2" }
+[axes.model.ResNet]
+model = { name = "resnet_tiny" }
+"""
+
+
+def test_the_runs_of_a_study_are_drawn_side_by_side(tmp_path, capsys):
+    study = study_of(tmp_path, DRAWN)
+    file, out = str(tmp_path / "study.toml"), tmp_path / "runs"
+    with pytest.raises(SystemExit) as stopped:
+        main(["study", "figures", file, str(out)])
+    assert stopped.value.code == 2
+    assert "no finished run" in capsys.readouterr().err
+    for p in plan(study):
+        execute(p.config, out / p.config.run_id, measure=study.measure)
+    with pytest.raises(SystemExit) as done:
+        main(["study", "figures", file, str(out)])
+    assert not done.value.code
+    drawn = {path.name for path in (out / "figures").iterdir()}
+    names = ("landscapes", "lambda_max", "active_neurons", "train_loss", "val_accuracy", "attention")
+    assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "pdf")}

@@ -58,7 +58,7 @@ class StudyConfig(Section):
 
     `axes` maps an axis to its variants, and a variant to what it changes in the base run; the study is the product
     of the axes. `runs` are single runs beside the product; they come first. Their labels are `labels`, or the one label
-    `run`. A variant or a single run may also set `seeds` for its own runs. `adjust` changes cells by their labels, last.
+    `run`. A variant or a single run may also set `seeds` for its own runs. Last, `adjust` changes cells by labels.
     """
 
     name: str = Field(

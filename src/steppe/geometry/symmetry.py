@@ -241,16 +241,18 @@ def follow_rescalings(
             losses[kind].append(sharp)
         plain.append(clean)
     moved = torch.tensor(outputs, dtype=torch.float64)
+    changes = {
+        "outputs": (moved - moved[0]).abs().max().item(),
+        "loss": max(abs(value - plain[0]) for value in plain),
+        **{kind: max(abs(value - values[0]) for value in values) for kind, values in losses.items()},
+    }
     return {
         "biases": any(layer.bias is not None for layer in _chain(network)),
         "outputs": outputs,
         "loss": plain,
         "sharp_loss": losses,
-        "largest_change": {
-            "outputs": (moved - moved[0]).abs().max().item(),
-            "loss": max(abs(value - plain[0]) for value in plain),
-            **{kind: max(abs(value - values[0]) for value in values) for kind, values in losses.items()},
-        },
+        "largest_change": changes,
+        "log10_change": {name: math.log10(change) if change else None for name, change in changes.items()},
     }
 
 
