@@ -233,6 +233,7 @@ def test_cells_are_adjusted_by_their_labels(tmp_path):
     ("old", "new", "message"),
     [
         ('["SAM", "ASAM"]', '"SMA"', "no cell has the labels model=ViT; training=SMA"),
+        ('["SAM", "ASAM"]', '["SAM", "ASMA"]', "did you mean 'ASAM'"),
         ('at = { model = "ViT" }', 'at = { model = "vit" }', "scale.smoke.adjust 1"),
         ('at = { model = "ViT" }\n', "", "at"),
         ('at = { model = "ViT" }', "at = {}", "at"),

@@ -59,6 +59,7 @@ def test_what_is_asked_for_is_measured_once_and_what_means_nothing_is_passed_ove
         ("iterations = 3", "iterations = true", "kind of its default"),
         ("iterations = 3", "iterations = -3", "kind of its default"),
         ("attention = { images = 2 }", "noise = {}", "on every run anyway"),
+        ("attention = { images = 2 }", "attention = 2", "not a table of settings"),
         ("corruptions = {", "attention = {", "unknown measure 'attention'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -32,6 +33,14 @@ class MeasureConfig(Section):
     def _not_negative(cls, values: list[float]) -> list[float]:
         if any(v < 0 for v in values):
             raise ValueError("a variance is not negative")
+        return values
+
+    @field_validator("geometry", "robustness", mode="before")
+    @classmethod
+    def _tables_or_false(cls, values: Any) -> Any:
+        for name, changes in values.items() if isinstance(values, Mapping) else ():
+            if changes is not False and not isinstance(changes, Mapping):
+                raise ValueError(f"{name} = {changes!r} is not a table of settings, such as {{}}, or false")
         return values
 
     @property

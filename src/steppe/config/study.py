@@ -200,10 +200,15 @@ def check_adjustments(study: StudyConfig, *, where: str = "study") -> None:
     places += [(f"scale.{name}.", change.adjust, cells[name]) for name, change in study.scale.items()]
     for prefix, changes, some in places:
         for number, change in enumerate(changes, 1):
-            if not any(change.fits(labels) for labels in some):
-                asked = "; ".join(f"{axis}={', '.join(labels)}" for axis, labels in change.at.items())
-                what = f"no cell has the labels {asked}"
-                raise ConfigError(what, where=f"{where}, {prefix}adjust {number}", mend="see `steppe study show`")
+            known = {(axis, label) for cell in some for axis, label in cell.items()}
+            asked = [(axis, label) for axis, labels in change.at.items() for label in labels]
+            wrong = [pair for pair in asked if pair not in known]
+            if wrong or not any(change.fits(labels) for labels in some):
+                shown = "; ".join(f"{axis}={', '.join(labels)}" for axis, labels in change.at.items())
+                mend = _nearest_label(Measure("", tuple(wrong or asked)), some)
+                raise ConfigError(
+                    f"no cell has the labels {shown}", where=f"{where}, {prefix}adjust {number}", mend=mend
+                )
 
 
 def check_measure(measure: Measure, cells: Mapping[str | None, Sequence[Labels]], where: str) -> None:
