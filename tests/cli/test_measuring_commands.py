@@ -314,6 +314,7 @@ def test_a_killed_landscape_goes_on_and_ends_alike(runs):
     resumed, whole = (Run(runs / name).read("geometry.json")["landscape"] for name in ("vit", "whole"))
     assert resumed["loss"][0][0] == 123.0
     resumed["loss"][0][0] = right
+    assert resumed.pop("rise") > whole.pop("rise") + 0.5, "the mark is in the mean too"
     assert resumed == whole
     assert not partial.exists()
 

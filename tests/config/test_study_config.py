@@ -183,3 +183,69 @@ def test_bad_claims_are_refused_when_the_study_is_loaded(tmp_path, holds, messag
 def test_a_claim_may_be_about_cells_that_one_scale_lacks(tmp_path):
     study = load_study_config(write(tmp_path, STUDY + CLAIM.format("epochs[model=ResNet, training=SAM] > 0")))
     assert study.claims[0].text == "so it is"
+
+
+ADJUSTED = """
+name = "s"
+default_scale = "small"
+[axes.model.ViT]
+[axes.model.ResNet]
+model = { name = "resnet_tiny" }
+[axes.training.plain]
+[axes.training.SAM]
+minimizer = { name = "sam", rho = 0.05 }
+[runs.extra]
+labels = { model = "ViT", training = "ASAM" }
+minimizer = { name = "asam" }
+[[adjust]]
+at = { model = "ViT", training = ["SAM", "ASAM"] }
+minimizer = { rho = 0.2 }
+[scale.small]
+[scale.smoke]
+[[scale.smoke.adjust]]
+at = { model = "ViT" }
+batch_size = 8
+seeds = [1, 2]
+[[scale.smoke.adjust]]
+at = { model = "ViT", training = "SAM" }
+minimizer = { rho = 0.3 }
+"""
+
+
+def test_cells_are_adjusted_by_their_labels(tmp_path):
+    study = load_study_config(write(tmp_path, ADJUSTED))
+    found = {(p.labels["model"], p.labels["training"]): p.config for p in plan(study)}
+    radii = {cell: config.minimizer.rho for cell, config in found.items()}
+    assert radii == {
+        ("ViT", "ASAM"): 0.2,
+        ("ViT", "plain"): None,
+        ("ViT", "SAM"): 0.2,
+        ("ResNet", "plain"): None,
+        ("ResNet", "SAM"): 0.05,
+    }
+    smoke = plan(at_scale(study, "smoke"))
+    assert {p.config.minimizer.rho for p in smoke if p.labels == {"model": "ViT", "training": "SAM"}} == {0.3}
+    assert {p.config.seed for p in smoke if p.labels["model"] == "ViT"} == {1, 2}
+    assert {p.config.batch_size for p in smoke if p.labels["model"] == "ResNet"} == {64}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('["SAM", "ASAM"]', '"SMA"', "no cell has the labels model=ViT; training=SMA"),
+        ('["SAM", "ASAM"]', '["SAM", "ASMA"]', "did you mean 'ASAM'"),
+        ('at = { model = "ViT" }', 'at = { model = "vit" }', "scale.smoke.adjust 1"),
+        ('at = { model = "ViT" }\n', "", "at"),
+        ('at = { model = "ViT" }', "at = {}", "at"),
+    ],
+)
+def test_an_adjustment_of_nothing_is_refused(tmp_path, old, new, message):
+    with pytest.raises(ConfigError) as error:
+        load_study_config(write(tmp_path, ADJUSTED.replace(old, new)))
+    assert message in str(error.value)
+
+
+def test_a_wrong_key_of_an_adjustment_is_told_when_it_is_planned(tmp_path):
+    study = load_study_config(write(tmp_path, ADJUSTED.replace("batch_size = 8", "batch_sice = 8")))
+    with pytest.raises(ConfigError, match="batch_size"):
+        plan(at_scale(study, "smoke"))

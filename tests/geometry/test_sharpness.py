@@ -148,5 +148,5 @@ def test_bad_input_gets_one_clear_message():
         measure_sharpness(model, [(x, torch.zeros_like(y))])
     with torch.no_grad():
         model.out.bias[0] = float("inf")
-    with pytest.raises(SteppeError, match="NaN or infinite"):
+    with pytest.raises(SteppeError, match="NaN or infinity"):
         measure_sharpness(model, batches)

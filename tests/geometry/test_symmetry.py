@@ -6,10 +6,14 @@ import torch.nn.functional as F
 from cases import Perceptron
 from torch import nn
 
-from steppe.config import ModelConfig
+from steppe import data
+from steppe.config import DataConfig, ModelConfig
 from steppe.errors import MeasureError
 from steppe.geometry import measure_symmetry
+from steppe.geometry.measures import MEASURES
+from steppe.geometry.rescaling import as_chain
 from steppe.geometry.symmetry import (
+    CASES,
     hidden_widths,
     rescale_before_batchnorm,
     rescale_neurons,
@@ -17,8 +21,10 @@ from steppe.geometry.symmetry import (
     seed_network,
     sharp_loss,
 )
+from steppe.measuring import Settings
 from steppe.minimizers import ASAM, SAM
 from steppe.models import build
+from steppe.studies.measured import settings_of
 
 X = torch.randn(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 Y = (X.prod(1) > 0).long()
@@ -168,3 +174,27 @@ def test_bad_input_is_told():
         rescale_query_key(nn.Linear(2, 2), torch.ones(2))
     with pytest.raises(MeasureError, match="feeds a BatchNorm"):
         rescale_before_batchnorm(Perceptron(), torch.ones(2, 4), torch.ones)
+
+
+def test_a_perceptron_of_ours_is_followed_through_rescalings():
+    """The measure of a run's own network: outputs stay, SAM's loss moves, the preset that covers the biases holds."""
+    dataset = data.load(DataConfig(name="toy_rings", variance=1))
+    torch.manual_seed(0)
+    model = build(ModelConfig(name="mlp_10l_10_10_10"), image_size=1, channels=2, classes=2).eval()
+    before = [p.clone() for p in model.parameters()]
+    asked = settings_of(MEASURES["rescaling"], {"steps": 8, "examples": 64})
+    found = MEASURES["rescaling"].function(model, dataset, Settings(asked))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    plain, both, wrong = (found[case]["largest_change"] for case in CASES)
+    assert len(found["weights"]["loss"]) == 9
+    assert max(plain["outputs"], plain["asam_weights"], both["outputs"], both["asam_all"]) < 1e-10
+    assert min(plain["sam"], both["sam"], both["asam_weights"], wrong["outputs"]) > 1e-3
+
+
+def test_what_is_no_chain_is_refused():
+    model = build(ModelConfig(name="vit_tiny_p2"), image_size=8, channels=1, classes=10).eval()
+    with pytest.raises(MeasureError, match="no chain"):
+        as_chain(model, torch.randn(2, 1, 8, 8, dtype=torch.float64), bias=True)
+    resnet = build(ModelConfig(name="resnet_tiny"), image_size=8, channels=1, classes=10).eval()
+    with pytest.raises(MeasureError, match="no chain"):
+        as_chain(resnet, torch.randn(2, 1, 8, 8, dtype=torch.float64), bias=True)

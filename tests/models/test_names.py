@@ -19,7 +19,10 @@ FAMILIES = [
     "vit_2l_2h_32_p2_free",
     "swin_t_p2",
     "mixer_s_p4",
+    "mixer_2l_32",
+    "hybrid_tiny",
     "r50_vit_s_p16",
+    "r50_vit_2l_2h_32",
 ]
 
 
@@ -62,6 +65,9 @@ TABLES = {
     "resnet50": 25,
     "resnet101": 44,
     "resnet152": 60,
+    "resnet50x2": 98,
+    "resnet101x2": 173,
+    "resnet152x2": 236,
     # table 3: hybrids
     "r50_vit_s_p16": 34,
     "r50_vit_b_p16": 99,

@@ -26,6 +26,61 @@ def test_the_first_studies_are_there():
     assert {"toys", "wrn", "accumulation", "five-models", "swin-finetune", "cost-effective"} <= set(WITH_SCALES)
 
 
+def test_nothing_of_seed_003_is_left_out():
+    """Every table has its figures somewhere, and every figure that shows runs has a claim or a cell."""
+    places = set()
+    for name in WITH_SCALES:
+        study, path = find_study(name)
+        places |= {figure.table for figure in read_published(study, path) if figure.seed == "003"}
+        places |= {claim.seed.partition("003, ")[2] for claim in study.claims if claim.seed.startswith("003")}
+    tables = {f"table {number}" for number in range(1, 15)}
+    figures = {"figure 1", "figure 2", "figure 4", "figure 5"}  # figure 3 is pictures: the measure `attention`
+    texts = {"section 3", "section 4.2", "section 4.3", "section 4.5", "section 5.1"}
+    appendices = {
+        "appendix B",
+        "appendix C",
+        "appendix D",
+        "appendix H.1",
+        "appendix H.2",
+        "appendix H.3",
+        "appendix I",
+    }
+    assert tables | figures | texts | appendices <= places
+    study, _ = find_study("sharp-minima")
+    assert {"landscape", "attention", "norms"} <= set(study.measure.geometry)
+
+
+def test_published_cells_agree_where_two_tables_share_them():
+    """A slip of the pen shows where the seed prints a figure twice: tables 1, 5, 6, 13, 14 and 2 share cells."""
+    cells: dict[tuple[str, str, str], dict[str, float | str]] = {}
+    for name in ("sharp-minima", "less-data", "radius", "weight-decay", "sizes"):
+        study, path = find_study(name)
+        for figure in read_published(study, path):
+            cells[figure.table, figure.row, figure.column] = {"value": figure.value}
+
+    def value(table, row, column):
+        return cells[table, row, column]["value"]
+
+    for model in ("ResNet-152", "ViT-B/16", "Mixer-B/16"):
+        for tail, column in (("", "Vanilla"), ("-SAM", "SAM")):
+            accuracy = value("table 1", "ImageNet (%)", model + tail)
+            assert accuracy == value("table 5", "ImageNet", f"{model} {column}")
+            assert accuracy == value("table 2", model + tail, "ImageNet")
+            assert value("table 1", "ImageNet-C (%)", model + tail) == value("table 2", model + tail, "ImageNet-C")
+    for model in ("ViT-B/16", "Mixer-B/16"):
+        assert value("table 13", model, "ρ = 0.0") == value("table 1", "ImageNet (%)", model)
+    assert value("table 13", "ViT-B/16", "ρ = 0.2") == value("table 1", "ImageNet (%)", "ViT-B/16-SAM")
+    assert value("table 13", "Mixer-B/16", "ρ = 0.6") == value("table 1", "ImageNet (%)", "Mixer-B/16-SAM")
+    for model in ("ViT-B/16", "ViT-B/16-SAM"):
+        row = f"{model}, weight decay 0.3"
+        assert (
+            value("table 14", row, "λmax") == value("table 1", "Hessian λmax", model) == value("table 6", model, "λmax")
+        )
+        assert value("table 14", row, "‖w‖₂") == value("table 4", model, "‖w‖₂")
+        assert value("table 14", row, "L_train^N") == value("table 1", "L_train^N", model)
+        assert value("table 14", row, "L_train") == value("table 6", model, "L_train")
+
+
 @pytest.mark.parametrize("name", WITH_SCALES)
 def test_every_study_can_be_planned_at_every_scale(name):
     study, path = find_study(name)

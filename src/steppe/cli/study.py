@@ -1,4 +1,4 @@
-"""`steppe study`: list, show, run and compare studies."""
+"""`steppe study`: list, show, run, compare and draw studies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ from steppe.runs import Run, read_json
 if TYPE_CHECKING:
     from steppe.studies.published import Published
 
-app = typer.Typer(no_args_is_help=True, help="Runs that answer one question: list, show, run, compare.")
+app = typer.Typer(
+    no_args_is_help=True, help="Runs that answer one question: list, show, run, compare, figures, publish."
+)
 
 app.command()(publish)
 
@@ -187,6 +189,29 @@ def compare(
     print_comparison(found, console)
     for file in write_comparison(found, folder):
         console.print(f"written: {file}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def figures(
+    name: Name,
+    folder: Annotated[
+        Path | None, typer.Argument(help="the study's folder  \\[default: runs/<study>-<scale>]", show_default=False)
+    ] = None,
+    scale: Scale = None,
+    data_root: Annotated[str | None, typer.Option(help="where named data sets live, for attention maps")] = None,
+) -> None:
+    """Draw the runs of a study side by side, the first seed of every cell: landscapes, neurons, attention, curves."""
+    from steppe.cli.figures import draw_figures
+    from steppe.studies import find_study
+
+    whole, path = find_study(name)
+    if folder and not scale and (about := read_study(folder)) and about.get("name") == whole.name:
+        scale = about.get("scale")
+    study = at_scale(whole, scale, where=str(path))
+    folder = folder or Path("runs") / study.folder_name
+    for file in draw_figures(plan(study, where=str(path)), folder, data_root):
+        if file.suffix == ".png":
+            console.print(f"written: {file} and .pdf", markup=False, soft_wrap=True)
 
 
 def read_study(folder: Path) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """What a run and a study are: frozen configurations, TOML both ways, and the hash that names a run."""
 
+from steppe.config.measure import MeasureConfig
 from steppe.config.objective import OBJECTIVE_DEFAULTS, ObjectiveConfig
 from steppe.config.run import (
     MINIMIZER_DEFAULTS,
@@ -18,7 +19,6 @@ from steppe.config.section import Section
 from steppe.config.study import (
     OF_THE_STUDY,
     ClaimConfig,
-    MeasureConfig,
     PlannedRun,
     ScaleConfig,
     StudyConfig,

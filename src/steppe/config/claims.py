@@ -6,7 +6,8 @@
 
 A side is made of numbers and measures with + − * / and parentheses. A measure is a name, perhaps dotted, with labels
 of a cell in brackets; a label with a comma, a bracket or a quote in it stands in 'quotes', and `axis=*` averages over
-every cell that fits. The language is read by the few lines below: nothing is ever executed.
+every cell that fits. `axis=best` takes, with every seed, the cell of the highest validation accuracy: what a sweep over
+that axis would choose. The language is read by the few lines below: nothing is ever executed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from typing import Literal
 Labels = Mapping[str, str]
 Comparison = Literal[">", ">=", "<", "<=", "="]
 
+AVERAGE, BEST = "*", "best"
+SEVERAL = (AVERAGE, BEST)
+"""Labels that stand for every variant of an axis: their average, or the one that validates best."""
+
 
 @dataclass(frozen=True)
 class Number:
@@ -29,7 +34,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure of one cell, or of several where a label is `*`."""
+    """A measure of one cell, or of several where a label is `*` or `best`."""
 
     name: str
     labels: tuple[tuple[str, str], ...]
@@ -40,12 +45,17 @@ class Measure:
 
     def fits(self, labels: Labels) -> bool:
         """Whether a cell is meant."""
-        return all(axis in labels and wanted in ("*", labels[axis]) for axis, wanted in self.labels)
+        return all(axis in labels and wanted in (*SEVERAL, labels[axis]) for axis, wanted in self.labels)
 
     @property
     def averages(self) -> bool:
         """Whether several cells are meant."""
-        return any(wanted == "*" for _, wanted in self.labels)
+        return any(wanted in SEVERAL for _, wanted in self.labels)
+
+    @property
+    def chosen_axes(self) -> list[str]:
+        """The axes of which the best variant is taken."""
+        return [axis for axis, wanted in self.labels if wanted == BEST]
 
 
 @dataclass(frozen=True)

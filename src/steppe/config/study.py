@@ -10,7 +10,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from steppe.config.claims import Labels, Measure, parse_claim, pick_cells, show_labels
+from steppe.config.adjust import AdjustConfig, adjust
+from steppe.config.claims import SEVERAL, Labels, Measure, parse_claim, pick_cells, show_labels
+from steppe.config.measure import MeasureConfig
 from steppe.config.run import RunConfig
 from steppe.config.section import Section
 from steppe.config.toml import merge, parse, read_toml
@@ -21,33 +23,6 @@ OF_THE_STUDY = "run:"
 
 Dropped = Literal[False]
 Variants = dict[str, dict[str, Any]]
-
-
-class MeasureConfig(Section):
-    """What is measured on every finished run, besides accuracy and cost."""
-
-    noise_sigma: float = Field(0.01, gt=0, description="standard deviation of the weight noise of the flatness figure")
-    noise_draws: int = Field(20, gt=1, description="how many noises the flatness figure averages over")
-    noise_examples: int = Field(1000, gt=0, description="how many training images it is measured on, at the most")
-    test_variances: list[float] = Field([], description="2-D toys: also test at these variances of the noise")
-    test_examples: int = Field(10_000, gt=0, description="2-D toys: on so many fresh points at each")
-
-    @field_validator("test_variances")
-    @classmethod
-    def _not_negative(cls, values: list[float]) -> list[float]:
-        if any(v < 0 for v in values):
-            raise ValueError("a variance is not negative")
-        return values
-
-    @property
-    def noise(self) -> dict[str, Any]:
-        """The settings of the flatness figure alone."""
-        return self.model_dump(mode="json", include={"noise_sigma", "noise_draws", "noise_examples"})
-
-    @property
-    def shift(self) -> dict[str, Any]:
-        """The settings of the tests at other variances."""
-        return self.model_dump(mode="json", include={"test_variances", "test_examples"})
 
 
 class ClaimConfig(Section):
@@ -75,6 +50,7 @@ class ScaleConfig(Section):
     )
     runs: dict[str, dict[str, Any] | Dropped] = Field(default_factory=dict, description="likewise for single runs")
     measure: dict[str, Any] = Field(default_factory=dict, description="changes of what is measured")
+    adjust: list[AdjustConfig] = Field([], description="changes by labels, after those of the study")
 
 
 class StudyConfig(Section):
@@ -82,7 +58,7 @@ class StudyConfig(Section):
 
     `axes` maps an axis to its variants, and a variant to what it changes in the base run; the study is the product
     of the axes. `runs` are single runs beside the product; they come first. Their labels are `labels`, or the one label
-    `run`. A variant or a single run may also set `seeds` for its own runs.
+    `run`. A variant or a single run may also set `seeds` for its own runs. Last, `adjust` changes cells by labels.
     """
 
     name: str = Field(
@@ -95,6 +71,7 @@ class StudyConfig(Section):
     axes: dict[str, Variants] = Field(default_factory=dict, description="axis -> variant -> changes")
     runs: Variants = Field(default_factory=dict, description="single runs beside the product: name -> changes")
     measure: MeasureConfig = MeasureConfig()
+    adjust: list[AdjustConfig] = Field([], description="changes of the cells with certain labels, in this order")
     scale: dict[str, ScaleConfig] = Field(default_factory=dict, description="smoke, small, paper: name -> changes")
     default_scale: str | None = Field(None, description="the scale it is run at unless another is asked for")
     claims: list[ClaimConfig] = Field([], description="what is checked")
@@ -140,6 +117,7 @@ def load_study_config(path: str | Path) -> StudyConfig:
     """Read a study from TOML, and check its claims against its cells at every scale."""
     study = parse(StudyConfig, read_toml(path), where=str(path))
     check_claims(study, where=str(path))
+    check_adjustments(study, where=str(path))
     return study
 
 
@@ -176,6 +154,7 @@ def at_scale(study: StudyConfig, name: str | None = None, *, where: str = "study
             "axes": axes,
             "runs": _lay_over(study.runs, change.runs, f"{place}.runs", "run"),
             "measure": parse(MeasureConfig, measure, where=f"{place}.measure"),
+            "adjust": [*study.adjust, *change.adjust],
             "scale": {},
             "default_scale": name,
         }
@@ -213,6 +192,25 @@ def check_claims(study: StudyConfig, *, where: str = "study") -> None:
             check_measure(measure, cells, place)
 
 
+def check_adjustments(study: StudyConfig, *, where: str = "study") -> None:
+    """Refuse changes for labels that no cell has: of the study at any scale, of a scale at that scale."""
+    cells = study_cells(study, where=where)
+    everywhere = [cell for some in cells.values() for cell in some]
+    places = [("", study.adjust, everywhere)]
+    places += [(f"scale.{name}.", change.adjust, cells[name]) for name, change in study.scale.items()]
+    for prefix, changes, some in places:
+        for number, change in enumerate(changes, 1):
+            known = {(axis, label) for cell in some for axis, label in cell.items()}
+            asked = [(axis, label) for axis, labels in change.at.items() for label in labels]
+            wrong = [pair for pair in asked if pair not in known]
+            if wrong or not any(change.fits(labels) for labels in some):
+                shown = "; ".join(f"{axis}={', '.join(labels)}" for axis, labels in change.at.items())
+                mend = _nearest_label(Measure("", tuple(wrong or asked)), some)
+                raise ConfigError(
+                    f"no cell has the labels {shown}", where=f"{where}, {prefix}adjust {number}", mend=mend
+                )
+
+
 def check_measure(measure: Measure, cells: Mapping[str | None, Sequence[Labels]], where: str) -> None:
     """Refuse a measure whose labels fit no cell at any scale, or several at one.
 
@@ -233,7 +231,7 @@ def check_measure(measure: Measure, cells: Mapping[str | None, Sequence[Labels]]
         if len({tuple(cell.items()) for cell in found}) > 1 and not measure.averages:
             at = f" at scale {scale!r}" if scale else ""
             what = f"[{show_labels(dict(measure.labels))}] means {len(found)} cells{at}"
-            mend = f"name more axes, or write axis=* for their average; two of them: {found[0]} and {found[1]}"
+            mend = f"name more axes, or write axis=* (average) or axis=best; two of them: {found[0]} and {found[1]}"
             raise ConfigError(what, where=where, mend=mend)
 
 
@@ -248,7 +246,8 @@ def _cells(study: StudyConfig) -> list[tuple[str | None, dict[str, str], dict[st
     out: list[tuple[str | None, dict[str, str], dict[str, Any]]] = []
     for name, change in study.runs.items():
         values = merge(study.base, change)
-        out.append((name, values.pop("labels", {"run": name}), values))
+        labels = values.pop("labels", {"run": name})
+        out.append((name, labels, adjust(values, labels, study.adjust)))
     out.sort(key=lambda cell: _weights(cell[2]).startswith(OF_THE_STUDY))  # stable: the rest stays in its order
     if study.runs and not study.axes:
         return out
@@ -256,7 +255,8 @@ def _cells(study: StudyConfig) -> list[tuple[str | None, dict[str, str], dict[st
         values = dict(study.base)
         for _, change in combination:
             values = merge(values, change)
-        out.append((None, dict(zip(study.axes, (label for label, _ in combination), strict=True)), values))
+        labels = dict(zip(study.axes, (label for label, _ in combination), strict=True))
+        out.append((None, labels, adjust(values, labels, study.adjust)))
     return out
 
 
@@ -303,7 +303,7 @@ def _nearest_label(measure: Measure, cells: Sequence[Labels]) -> str | None:
         if axis not in axes:
             return f"there is no axis {axis!r}; the axes are {', '.join(axes)}"
         there = list(dict.fromkeys(cell[axis] for cell in cells if axis in cell))
-        if wanted not in ("*", *there):
+        if wanted not in (*SEVERAL, *there):
             close = nearest(wanted, there)
             hint = f"did you mean {' or '.join(repr(c) for c in close)}?" if close else f"there is {', '.join(there)}"
             return f"{axis} has no {wanted!r}; {hint}"

@@ -93,10 +93,7 @@ def sharpness(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[st
 
 def tangent_kernel(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """The condition number of the tangent kernel, of the trained weights or of the initial ones."""
-    if settings.pick("weights", {"trained": False, "initial": True}):
-        if settings.fresh is None:
-            raise MeasureError("only a run knows the weights it began with")
-        model = settings.fresh()
+    model = settings.chosen_weights(model)
     block = settings["block"]
     batches = settings.batches(dataset.train, dataset, settings["blocks"] * block, block)
     found = measure_tangent_kernel(
@@ -157,7 +154,7 @@ def _parts(model: nn.Module, asked: str) -> Mapping[str, list[str]]:
     kept = {part: [name for name in names if name in trained] for part, names in named.items()}
     kept = {part: names for part, names in kept.items() if names}
     numbered = [part for part in ways["blocks"] if part.startswith("block") and part in kept]
-    some = {numbered[0], numbered[len(numbered) // 2], numbered[-1]} if numbered else set()
+    some = {numbered[0], numbered[(len(numbered) - 1) // 2], numbered[-1]} if numbered else set()
     choices: dict[str, Callable[[str], bool]] = {
         "all": lambda part: True,
         "roles": lambda part: part in ways.get("roles", {}) or part in some,

@@ -8,6 +8,7 @@ symmetric about zero, and the same for every model: pictures can be laid side by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -190,7 +191,8 @@ def measure_line(
             found.append(finite(probe.along(origin, [direction], [step])))
             keep(found)
             tell(len(found), points)
-    return {"steps": steps, "loss": found, "centre": finite(centre), "examples": probe.examples}
+    middle = finite(centre)
+    return {"steps": steps, "loss": found, "centre": middle, "rise": rise(found, middle), "examples": probe.examples}
 
 
 def measure_square(
@@ -243,7 +245,9 @@ def measure_square(
                 rows[index].append(finite(probe.along(origin, [across, up], [x, steps[index]])))
                 keep(rows)
                 tell(index * points + len(rows[index]), points**2)
-    return {"steps": steps, "loss": rows, "centre": finite(centre), "examples": probe.examples}
+    middle = finite(centre)
+    risen = rise([loss for row in rows for loss in row], middle)
+    return {"steps": steps, "loss": rows, "centre": middle, "rise": risen, "examples": probe.examples}
 
 
 def measure_between(
@@ -294,6 +298,14 @@ def measure_between(
             keep(found)
             tell(len(found), points)
     return {"shares": shares, "loss": found, "barrier": barrier(shares, found), "examples": probe.examples}
+
+
+def rise(losses: Sequence[float | None], centre: float | None) -> float | None:
+    """How much higher losses are than that in the middle, on average; None where one of them is not finite."""
+    values = [value for value in losses if value is not None]
+    if len(values) < len(losses) or centre is None:
+        return None
+    return math.fsum(values) / len(values) - centre
 
 
 def barrier(shares: Sequence[float], losses: Sequence[float | None]) -> float | None:

@@ -15,6 +15,7 @@ from steppe.geometry import figures
 from steppe.geometry.attention import attention_maps, evenness
 from steppe.geometry.landscape import measure_between, measure_line, measure_square, random_directions
 from steppe.geometry.noise import measure_noise_loss
+from steppe.geometry.rescaling import rescaling
 from steppe.geometry.tangent import Definition
 from steppe.measuring import Batches, Measure, Precision, Range, Settings, Text, in_smaller_chunks, sample
 from steppe.measuring.table import LOSSES
@@ -140,6 +141,17 @@ _LANDSCAPE: dict[str, Any] = {
     "batchnorm": "kept",
     "directions": "random",
 }
+
+_RESCALING: dict[str, Any] = {
+    "steps": 50,
+    "points": 5,
+    "rho": 0.05,
+    "asam_rho": 0.5,
+    "eta": 0.01,
+    "examples": 200,
+    "seed": 0,
+}
+
 _HESSIAN: dict[str, Any] = {
     "examples": 5000,
     "seed": 0,
@@ -267,6 +279,18 @@ MEASURES: dict[str, Measure] = {
         {"points": 21, "examples": 5000, "loss": "cross_entropy", "batchnorm": "reestimated"},
         quick={"points": 11, "examples": 256},
         allowed=_MAY,
+        by_default=False,
+    ),
+    "rescaling": Measure(
+        rescaling,
+        "what rescalings that leave a perceptron's function alone do to SAM's and ASAM's loss",
+        {"weights": "trained", **_RESCALING},
+        by_default=False,
+    ),
+    "rescaling_initial": Measure(
+        rescaling,
+        "the same with the weights the run began with",
+        {"weights": "initial", **_RESCALING},
         by_default=False,
     ),
     "attention": Measure(

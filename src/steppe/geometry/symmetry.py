@@ -31,6 +31,13 @@ from steppe.minimizers.perturbation import Perturbation
 
 LOW, HIGH = 0.5, 1.5
 
+CASES = {
+    "weights": (False, False),
+    "weights_and_biases": (True, True),
+    "weights_only_despite_biases": (True, False),
+}
+"""Name -> whether the network has biases, and whether they are scaled too."""
+
 
 def hidden_widths(network: nn.Sequential) -> list[int]:
     """The number of neurons in each hidden layer of a chain of linear layers and ReLUs.
@@ -157,22 +164,17 @@ def measure_symmetry(
     radii = 0 < rho < math.inf and 0 < asam_rho < math.inf and 0 <= eta < math.inf  # false for NaN too
     if steps < 1 or points < 1 or not radii:
         raise MeasureError("steps and points have to be at least 1, rho and asam_rho above 0, eta not below 0")
-    cases = {
-        "weights": (False, False),
-        "weights_and_biases": (True, True),
-        "weights_only_despite_biases": (True, False),
-    }
-    settings: dict[str, Any] = {
-        "seed": seed,
-        "steps": steps,
-        "points": points,
-        "rho": rho,
-        "asam_rho": asam_rho,
-        "eta": eta,
-    }
-    settings |= {"low": LOW, "high": HIGH}
-    found = {name: _follow(has, scaled, **settings) for name, (has, scaled) in cases.items()}
-    return {**found, "settings": settings}
+    settings: dict[str, Any] = {"steps": steps, "points": points, "rho": rho, "asam_rho": asam_rho, "eta": eta}
+
+    def follow(bias: bool, scaled: bool) -> dict[str, Any]:
+        network = seed_network(bias=bias, seed=seed)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "symmetry", "data"))
+        inputs = torch.randn(200, 2, generator=generator, dtype=torch.float64)
+        labels = (inputs.prod(1) > 0).long()
+        return follow_rescalings(network, inputs, labels, generator, biases=scaled, **settings)
+
+    found = {name: follow(has, scaled) for name, (has, scaled) in CASES.items()}
+    return {**found, "settings": {"seed": seed, **settings, "low": LOW, "high": HIGH}}
 
 
 def seed_network(*, bias: bool, seed: int = 0) -> nn.Sequential:
@@ -185,23 +187,33 @@ def seed_network(*, bias: bool, seed: int = 0) -> nn.Sequential:
         return nn.Sequential(*first, nn.Linear(10, 2, bias=bias)).double()
 
 
-def _follow(
-    bias: bool,
-    scale_biases: bool,
+def follow_rescalings(
+    network: nn.Sequential,
+    inputs: Tensor,
+    labels: Tensor,
+    generator: torch.Generator,
     *,
-    seed: int,
+    biases: bool,
     steps: int,
     points: int,
     rho: float,
     asam_rho: float,
     eta: float,
-    low: float,
-    high: float,
 ) -> dict[str, Any]:
-    network = seed_network(bias=bias, seed=seed)
-    generator = torch.Generator().manual_seed(derive_seed(seed, "symmetry", "data"))
-    inputs = torch.randn(200, 2, generator=generator, dtype=torch.float64)
-    labels = (inputs.prod(1) > 0).long()
+    """Rescale a network again and again, and give its outputs, its loss and its sharp losses along the way.
+
+    Args:
+        network: linear layers and ReLUs in a chain, in double precision; it is changed.
+        inputs: what it answers to.
+        labels: the right answers.
+        generator: of the factors, uniform in [0.5, 1.5]; on the CPU.
+        biases: scale them too, where there are some.
+        steps: how many rescalings.
+        points: how many inputs the outputs are given for.
+        rho: SAM's radius.
+        asam_rho: ASAM's radius.
+        eta: ASAM's η; η = 0 is given besides.
+    """
 
     def loss(answer: Tensor) -> Tensor:
         return F.cross_entropy(answer, labels)
@@ -220,7 +232,8 @@ def _follow(
     for step in range(steps + 1):
         if step:
             draws = [torch.rand(n, generator=generator, dtype=torch.float64) for n in hidden_widths(network)]
-            rescale_neurons(network, [low + (high - low) * draw for draw in draws], biases=scale_biases)
+            factors = [(LOW + (HIGH - LOW) * draw).to(inputs.device) for draw in draws]
+            rescale_neurons(network, factors, biases=biases)
         with torch.no_grad():
             outputs.append(network(inputs[:points]).tolist())
         for kind, (radius, scaling, offset) in kinds.items():
@@ -228,16 +241,18 @@ def _follow(
             losses[kind].append(sharp)
         plain.append(clean)
     moved = torch.tensor(outputs, dtype=torch.float64)
+    changes = {
+        "outputs": (moved - moved[0]).abs().max().item(),
+        "loss": max(abs(value - plain[0]) for value in plain),
+        **{kind: max(abs(value - values[0]) for value in values) for kind, values in losses.items()},
+    }
     return {
-        "biases": bias,
+        "biases": any(layer.bias is not None for layer in _chain(network)),
         "outputs": outputs,
         "loss": plain,
         "sharp_loss": losses,
-        "largest_change": {
-            "outputs": (moved - moved[0]).abs().max().item(),
-            "loss": max(abs(value - plain[0]) for value in plain),
-            **{kind: max(abs(value - values[0]) for value in values) for kind, values in losses.items()},
-        },
+        "largest_change": changes,
+        "log10_change": {name: math.log10(change) if change else None for name, change in changes.items()},
     }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from steppe.config import derive_seed
 from steppe.data import Dataset, Split, in_order
-from steppe.errors import ConfigError, unknown_name
+from steppe.errors import ConfigError, MeasureError, unknown_name
 from steppe.measuring.losses import CROSS_ENTROPY, Loss
 from steppe.measuring.values import Allowed, allowed_of, read_value
 
@@ -78,6 +78,14 @@ class Settings(Mapping[str, Any]):
             mend = f"choose one of: {', '.join(known)}"
             raise ConfigError(f"{key} cannot be {self[key]!r}", where="--set", mend=mend)
         return known[self[key]]
+
+    def chosen_weights(self, model: nn.Module) -> nn.Module:
+        """The model with the weights that `settings["weights"]` asks for: "trained" or "initial"."""
+        if not self.pick("weights", {"trained": False, "initial": True}):
+            return model
+        if self.fresh is None:
+            raise MeasureError("only a run knows the weights it began with")
+        return self.fresh()
 
     def batches(
         self, split: Split, dataset: Dataset, examples: int, batch_size: int | None = None

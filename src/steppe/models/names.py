@@ -1,8 +1,8 @@
 """Short names: a small grammar in which a name is the whole specification.
 
-`vit_s_p4` is a ViT-S over patches of 4 pixels, `wrn_28_10` a wide ResNet of depth 28 and width 10,
-`vit_6l_8h_384` a ViT of 6 layers, 8 heads and width 384, `mlp_64_64` a perceptron of two hidden
-layers. Any name the grammar can read is built; `SMALL_MODELS` lists those worth showing.
+`vit_s_p4` is a ViT-S over patches of 4 pixels, `wrn_28_10` a wide ResNet of depth 28 and width 10, `vit_6l_8h_384` a
+ViT of 6 layers, 8 heads and width 384, `mixer_9l_384` a Mixer likewise, `mlp_64_64` a perceptron of two hidden layers.
+Any name the grammar can read is built; `SMALL_MODELS` lists those worth showing.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ _SWINS: dict[str, tuple[str, tuple[int, ...]]] = {"t": ("tiny", (2, 2, 6, 2)), "
 _VIT_TWINS = {"ti": ("16",), "s": ("8", "16", "32"), "b": ("8", "16", "32")}
 
 
-def _read_resnet(depth: str) -> ShortName:
-    about = f"ResNet-{depth}; up to 64 px with a 3×3 stem and no max-pooling"
-    return ShortName(partial(resnet, variant=f"resnet{depth}"), about, f"resnet{depth}")
+def _read_resnet(depth: str, width: str | None) -> ShortName:
+    about = f"ResNet-{depth}{f'x{width}, {width} times as wide' if width else ''}"
+    about += "; up to 64 px with a 3×3 stem and no max-pooling"
+    twin = None if width else f"resnet{depth}"
+    return ShortName(partial(resnet, variant=f"resnet{depth}", width=int(width or 1)), about, twin)
 
 
 def _read_wrn(depth: str, width: str) -> ShortName:
@@ -94,10 +96,21 @@ def _read_mixer(size: str, patch: str) -> ShortName:
     return ShortName(partial(mixer, patch_size=int(patch), **_MIXERS[size]), about, same)
 
 
+def _read_sized_mixer(layers: str, width: str, patch: str | None) -> ShortName:
+    patch = patch or "4"
+    about = f"MLP-Mixer of {layers} layers, width {width}, patch {patch}"
+    return ShortName(partial(mixer, num_blocks=int(layers), embed_dim=int(width), patch_size=int(patch)), about)
+
+
 def _read_hybrid(size: str) -> ShortName:
     long, numbers = _SIZES[size]
     about = f"ResNet-50 features of stride 16 into a ViT-{size.upper()}; up to 64 px stride 4"
     return ShortName(partial(hybrid, **numbers), about, f"vit_{long}_r50_s16_224" if size == "b" else None)
+
+
+def _read_sized_hybrid(layers: str, heads: str, width: str) -> ShortName:
+    about = f"ResNet-50 features into a ViT of {layers} layers, {heads} heads, width {width}; stride as r50_vit_s_p16"
+    return ShortName(partial(hybrid, depth=int(layers), num_heads=int(heads), embed_dim=int(width)), about)
 
 
 def _read_mlp(stem: str | None, widths: str) -> ShortName:
@@ -110,7 +123,7 @@ def _read_mlp(stem: str | None, widths: str) -> ShortName:
 
 _NUMBER = r"[1-9]\d{0,3}"
 _GRAMMAR: tuple[tuple[str, Callable[..., ShortName]], ...] = (
-    (r"resnet(?P<depth>18|34|50|101|152)", _read_resnet),
+    (r"resnet(?P<depth>18|34|50|101|152)(?:x(?P<width>[2-4]))?", _read_resnet),
     (rf"wrn_(?P<depth>{_NUMBER})_(?P<width>{_NUMBER})", _read_wrn),
     (rf"vit_(?P<size>ti|s|b)_p(?P<patch>{_NUMBER})(?P<free>_free)?", _read_vit),
     (
@@ -119,17 +132,21 @@ _GRAMMAR: tuple[tuple[str, Callable[..., ShortName]], ...] = (
     ),
     (rf"swin_(?P<size>t|s)_p(?P<patch>{_NUMBER})", _read_swin),
     (rf"mixer_(?P<size>s|b)_p(?P<patch>{_NUMBER})", _read_mixer),
+    (rf"mixer_(?P<layers>{_NUMBER})l_(?P<width>{_NUMBER})(?:_p(?P<patch>{_NUMBER}))?", _read_sized_mixer),
     (r"r50_vit_(?P<size>s|b)_p16", _read_hybrid),
+    (rf"r50_vit_(?P<layers>{_NUMBER})l_(?P<heads>{_NUMBER})h_(?P<width>{_NUMBER})", _read_sized_hybrid),
     (rf"mlp_(?:(?P<stem>{_NUMBER})l_)?(?P<widths>{_NUMBER}(?:_{_NUMBER})*)", _read_mlp),
 )
 
 _LISTED = (
     *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152)),
+    *(f"resnet{depth}x2" for depth in (50, 101, 152)),
     *("wrn_16_8", "wrn_28_10"),
     *(f"vit_{size}_p{patch}" for size in ("ti", "s", "b") for patch in (2, 4, 8, 14, 16, 32)),
     *("vit_2l_2h_128", "vit_4l_4h_256", "vit_6l_8h_384", "vit_8l_8h_512", "vit_b_p16_free"),
     *(f"swin_{size}_p{patch}" for size in ("t", "s") for patch in (1, 2, 4)),
     *(f"mixer_{size}_p{patch}" for size in ("s", "b") for patch in (4, 8, 16, 32)),
+    "mixer_9l_384",
     *("r50_vit_s_p16", "r50_vit_b_p16"),
     *("mlp_10l_10_10_10", "mlp_64_64"),
 )

@@ -14,8 +14,13 @@ SMALL_IMAGE = 64
 """Up to this side in pixels a convolutional stem is one 3×3 convolution that keeps the image's size."""
 
 
-def resnet(*, variant: str, img_size: int, in_chans: int, **options: Any) -> nn.Module:
-    """A ResNet of timm's; for small images with a stem of one 3×3 convolution, without stride or max-pooling."""
+def resnet(*, variant: str, img_size: int, in_chans: int, width: int = 1, **options: Any) -> nn.Module:
+    """A ResNet of timm's; for small images with a stem of one 3×3 convolution, without stride or max-pooling.
+
+    `width` multiplies the channels of every stage (not of the stem), as in the ResNet-50x2 of Kolesnikov et al. 2020.
+    """
+    if width > 1:
+        options["channels"] = tuple(width * channels for channels in (64, 128, 256, 512))
     model: Any = timm.create_model(variant, in_chans=in_chans, **options)
     if img_size <= SMALL_IMAGE:
         model.conv1 = nn.Conv2d(in_chans, model.conv1.out_channels, 3, padding=1, bias=False)

@@ -15,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from steppe.models.resnet import SmallResNet
+from steppe.models.transformers import hybrid
 
 Builder = Callable[..., nn.Module]
 
@@ -56,6 +57,10 @@ TINY_MODELS: dict[str, tuple[Builder, str]] = {
     "mixer_tiny_p2": (
         partial(MlpMixer, patch_size=2, embed_dim=64, num_blocks=4, mlp_ratio=(0.5, 2.0)),
         "MLP-Mixer, patch 2, 4 blocks, width 64, for 8×8 and up",
+    ),
+    "hybrid_tiny": (
+        partial(hybrid, layers=(1, 1, 1), channels=(128, 128, 256), embed_dim=64, depth=3, num_heads=4, mlp_ratio=2.0),
+        "ResNet of 3 bottlenecks into a ViT of 3 layers, 4 heads, width 64, for 8×8 and up",
     ),
 }
 """Name -> (builder taking img_size, in_chans, num_classes and the regularisation rates, one line about it)."""

@@ -6,6 +6,7 @@ The building blocks are timm's; ours are the sizes, the windows that fit, and th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -67,15 +68,23 @@ def mixer(**options: Any) -> nn.Module:
     return MlpMixer(**options)
 
 
-def hybrid(*, img_size: int, in_chans: int, **options: Any) -> nn.Module:
-    """A ViT over the features of a ResNet-50 with stages of 3, 4 and 9 blocks (Dosovitskiy et al. 2021, section 3.1).
+def hybrid(
+    *,
+    img_size: int,
+    in_chans: int,
+    layers: Sequence[int] = (3, 4, 9),
+    channels: Sequence[int] = (256, 512, 1024),
+    **options: Any,
+) -> nn.Module:
+    """A ViT over the features of a ResNet, by default the ResNet-50 of Dosovitskiy et al. 2021 (section 3.1).
 
     The features have 1/16 of the image's side. Of a small image that would leave four places, so up to 64 pixels
     the stem is one 3×3 convolution and the features have 1/4 of the side.
     """
     conv = partial(StdConv2dSame, eps=1e-8)
     backbone: Any = ResNetV2(
-        layers=[3, 4, 9],
+        layers=list(layers),
+        channels=tuple(channels),
         num_classes=0,
         global_pool="",
         in_chans=in_chans,

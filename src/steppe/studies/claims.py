@@ -61,7 +61,7 @@ def _judge(claim: Claim, values: Mapping[Measure, Seeds]) -> Verdict:
         return evaluate(claim.left, at) - evaluate(claim.right, at)
 
     means = {measure: statistics.fmean(seeds.values()) for measure, seeds in values.items()}
-    chancy = {measure: seeds for measure, seeds in values.items() if not is_exact(measure.name)}
+    chancy = {measure: seeds for measure, seeds in values.items() if measure.chosen_axes or not is_exact(measure.name)}
     if not chancy:
         found = difference(means)
         return _decide(claim, found, found, found)

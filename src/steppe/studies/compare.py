@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -138,7 +139,22 @@ class _Found:
     def members(self, measure: Measure) -> list[list[PlannedRun]]:
         """The runs of every cell a measure means."""
         picked = pick_cells(measure, self.cells)
-        return [[p for p in self.planned if p.labels == labels] for labels in picked]
+        cells = [[p for p in self.planned if p.labels == labels] for labels in picked]
+        return self._best(cells, measure.chosen_axes) if measure.chosen_axes else cells
+
+    def _best(self, cells: list[list[PlannedRun]], axes: Sequence[str]) -> list[list[PlannedRun]]:
+        """Of cells that differ in these axes alone, with every seed the run that validates best."""
+        groups: dict[tuple[tuple[str, str], ...], dict[int, PlannedRun]] = {}
+        for run in (run for runs in cells for run in runs):
+            group = groups.setdefault(tuple((a, v) for a, v in run.labels.items() if a not in axes), {})
+            seed = run.config.seed
+            if seed not in group or self._validation(run) > self._validation(group[seed]):
+                group[seed] = run
+        return [list(group.values()) for group in groups.values()]
+
+    def _validation(self, run: PlannedRun) -> float:
+        value = self.read(run, "val_accuracy")
+        return value if isinstance(value, float) else -math.inf
 
     def read(self, planned: PlannedRun, name: str) -> Value | None:
         run_id = planned.config.run_id

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steppe.config import StudyConfig, load_study_config
+from steppe.config import StudyConfig, at_scale, load_study_config
 from steppe.config.claims import parse_claim
 from steppe.errors import ConfigError, unknown_name
+from steppe.studies.asked import check_asked
 from steppe.studies.measures import check_name
 
 
@@ -32,6 +33,8 @@ def find_study(name_or_file: str) -> tuple[StudyConfig, Path]:
             raise unknown_name("study", name_or_file, known, see="steppe study list")
         path = known[name_or_file]
     study = load_study_config(path)
+    for scale in (*study.scale,) or (None,):
+        check_asked(at_scale(study, scale).measure, str(path))
     for number, claim in enumerate(study.claims, 1):
         for measure in parse_claim(claim.holds).measures:
             if problem := check_name(measure.name):

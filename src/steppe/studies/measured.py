@@ -68,7 +68,7 @@ def add_results(
         results, parts = _read(path), _read(unfinished)
         for name, measure in chosen.items():
             key = measure.key or name
-            values = _values(measure, dict((changes or {}).get(name, {})), quick)
+            values = settings_of(measure, (changes or {}).get(name, {}), quick=quick)
             if other is not None and name in ("between", "attacks"):
                 values["with"] = other[0]
             there = find_result(results, key, values, measure.defaults)
@@ -152,7 +152,8 @@ def _say(notify: Notify, name: str, text: str) -> None:
     notify("remark", name, {"text": text})
 
 
-def _values(measure: Measure, changes: dict[str, Any], quick: bool) -> dict[str, Any]:
+def settings_of(measure: Measure, changes: Mapping[str, Any], *, quick: bool = False) -> dict[str, Any]:
+    """All settings of a measure, as they are stored beside what it finds."""
     return json.loads(json.dumps({**measure.defaults, **(measure.quick if quick else {}), **changes}))
 
 

@@ -2,11 +2,13 @@
 
 Short names for what every run has; `config.KEY` for what it was asked to do; `metrics.N.KEY` for its N-th epoch, where
 N may also be `first`, `last` or `mean`; and a dotted path into any JSON file that was added to the folder, such as
-`geometry.noise_loss.mean` or `robustness.corruption_mean`.
+`geometry.noise_loss.mean` or `robustness.corruptions.mean`. In such a path `first_block`, `middle_block` and
+`last_block` are what they say, so that networks of any depth can be compared.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,6 +35,12 @@ SHORT: dict[str, str] = {
     "trained_parameters": "cost.trained_parameters",
     "flops_per_image": "cost.flops_per_image",
     "noise_loss": "geometry.noise_loss.mean",
+    "lambda_max": "geometry.lambda_max.parts.whole.lambda_max.value",
+    "kappa": "geometry.ntk_initial.kappa",
+    "weight_norm": "geometry.norms.weights.whole",
+    "missing_rate": "geometry.missing_rate.rate",
+    "corruption_accuracy": "robustness.corruptions.mean",
+    "attacked_accuracy": "robustness.attacks.pgd",
 }
 """Short name -> where it stands."""
 
@@ -118,8 +126,20 @@ def _dig(value: Any, path: str) -> Any:
     for key in path.split("."):
         if not isinstance(value, Mapping):
             return None
-        value = value.get(key)
+        value = value.get(_BLOCKS[key](_numbered(value)) if key in _BLOCKS else key)
     return value
+
+
+_BLOCKS: dict[str, Callable[[list[str]], str]] = {
+    "first_block": lambda names: names[0] if names else "",
+    "middle_block": lambda names: names[(len(names) - 1) // 2] if names else "",
+    "last_block": lambda names: names[-1] if names else "",
+}
+
+
+def _numbered(parts: Mapping[str, Any]) -> list[str]:
+    """The parts called block1, block2…, in the order of their numbers."""
+    return sorted((name for name in parts if re.fullmatch(r"block\d+", name)), key=lambda name: int(name[5:]))
 
 
 def _plain(value: Any) -> Value | None:

@@ -12,11 +12,12 @@ from steppe.geometry.measures import MEASURES
 from steppe.measuring import trained_loss
 from steppe.runs import Observer, Run, write_answers
 from steppe.runs.answers import ANSWERS
+from steppe.studies.asked import add_asked, has_asked
 from steppe.studies.costs import describe_training
 from steppe.studies.groups import answer
 from steppe.studies.measured import add_results
 from steppe.studies.shift import measure_shift
-from steppe.studies.subjects import Subject, load_model
+from steppe.studies.subjects import Subject, load_model, open_run
 from steppe.train import leads, pick_device, train
 
 NOISE = MEASURES["noise"]
@@ -55,6 +56,7 @@ def execute(
         dataset,
         config,
         out,
+        data_root=data_root,
         device=device,
         captured=captured,
         measure=measure,
@@ -69,6 +71,7 @@ def execute_on(
     config: RunConfig,
     out: str | Path | None = None,
     *,
+    data_root: str | Path | None = None,
     device: str | None = None,
     captured: bool = True,
     measure: MeasureConfig | None = None,
@@ -90,14 +93,32 @@ def execute_on(
             sharded=sharded,
         )
     if leads():
-        add_measures(run, dataset, measure or MeasureConfig(), device=device)
+        add_measures(run, dataset, measure or MeasureConfig(), device=device, data_root=data_root)
     return run
 
 
-def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: str | None = None) -> None:
-    """Add cost, flatness and the answers on the test set to a finished run; what is there with these settings stays."""
-    if has_measures(run, measure):
-        return
+def add_measures(
+    run: Run,
+    dataset: Dataset,
+    measure: MeasureConfig,
+    *,
+    device: str | None = None,
+    data_root: str | Path | None = None,
+) -> None:
+    """Add `cost.json`, `geometry.json` and what else is asked for; what is there with the same settings stays."""
+    if not _has_basics(run, measure):
+        _add_basics(run, dataset, measure, device)
+    if not has_asked(run, measure):
+        with models.runs_beside(run.path.absolute().parent):  # the first weights may be those of a run beside this one
+            add_asked(open_run(run.path, dataset=dataset, device=device), measure, data.data_root(data_root))
+
+
+def has_measures(run: Run, measure: MeasureConfig) -> bool:
+    """Whether a run is finished and has been measured with just these settings."""
+    return _has_basics(run, measure) and has_asked(run, measure)
+
+
+def _add_basics(run: Run, dataset: Dataset, measure: MeasureConfig, device: str | None) -> None:
     place = pick_device(device)
     model = load_model(run, dataset).to(place)
     shape = (dataset.channels, dataset.image_size, dataset.image_size)
@@ -117,7 +138,7 @@ def add_measures(run: Run, dataset: Dataset, measure: MeasureConfig, *, device: 
             run.write("shift.json", {**shift, "settings": measure.shift})
 
 
-def has_measures(run: Run, measure: MeasureConfig) -> bool:
+def _has_basics(run: Run, measure: MeasureConfig) -> bool:
     """Whether a run is finished, and the figures that readers find were made with just these settings."""
     noise = run.read_or_empty("geometry.json").get("noise_loss")
     known = noise.get("settings") if isinstance(noise, dict) else None

@@ -68,6 +68,7 @@ def work(job: dict[str, Any], tell: Callable[[dict[str, Any]], None] = lambda me
             _load_once(config.data, job["data_root"], keeping),
             config,
             job["out"],
+            data_root=job["data_root"],
             device=job["device"],
             measure=MeasureConfig.model_validate(job["measure"]),
             observer=Several([teller, *make_trackers(job["track"], teller.say)]),

@@ -1,0 +1,68 @@
+"""`steppe study figures`: what a study's runs look like, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steppe.config import PlannedRun
+from steppe.errors import RunError
+from steppe.runs import Run
+
+
+def draw_figures(planned: Sequence[PlannedRun], folder: Path, data_root: str | None) -> list[Path]:
+    """Draw the first finished run of every cell into `folder/figures`, and give the files.
+
+    Raises:
+        RunError: there is no finished run.
+    """
+    from steppe.report.paper import save
+    from steppe.report.paper_study import draw_study
+
+    runs = first_runs(planned, folder)
+    if not runs:
+        raise RunError("there is no finished run of this study here", where=str(folder), mend="run it first")
+    cells: dict[str, dict[str, Any]] = {
+        name: {"geometry": run.read_or_empty("geometry.json"), "metrics": run.metrics()} for name, run in runs.items()
+    }
+    figures = draw_study(cells)
+    looking = {name: cell["geometry"]["attention"] for name, cell in cells.items() if "attention" in cell["geometry"]}
+    if looking:
+        figures["attention"] = _attention(looking, runs, data_root)
+    files: list[Path] = []
+    for name, figure in figures.items():
+        files += save(figure, folder / "figures" / name)
+    return files
+
+
+def first_runs(planned: Sequence[PlannedRun], folder: Path) -> dict[str, Run]:
+    """Name of a cell -> its finished run of the lowest seed."""
+    found: dict[str, Run] = {}
+    for p in sorted(planned, key=lambda p: p.config.seed):
+        path, name = folder / p.config.run_id, ", ".join(p.labels.values()) or "base"
+        if name not in found and (path / "config.toml").is_file() and Run(path).finished:
+            found[name] = Run(path)
+    order = list(dict.fromkeys(", ".join(p.labels.values()) or "base" for p in planned))
+    return {name: found[name] for name in order if name in found}
+
+
+def _attention(looking: Mapping[str, Any], runs: Mapping[str, Run], data_root: str | None) -> Any:
+    """The images all of them were shown, and where each looks: the last layer's class token."""
+    import torch
+
+    from steppe import data
+    from steppe.data.resample import resize
+    from steppe.geometry.attention import enlarge
+    from steppe.report.paper import draw_attention
+
+    first = next(iter(looking))
+    dataset = data.load(runs[first].config.data, data_root)
+    numbers, size = looking[first]["images"], dataset.image_size
+    images = resize(dataset.test.pick(torch.tensor(numbers)), size).round().clamp(0, 255).byte()
+    rows = {
+        name: enlarge(torch.tensor(found["last_layer"]), size).numpy()
+        for name, found in looking.items()
+        if found["images"] == numbers
+    }
+    return draw_attention(images.numpy(), rows)
