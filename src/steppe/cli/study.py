@@ -49,6 +49,11 @@ Scale = Annotated[
 ]
 
 
+Folder = Annotated[
+    Path | None, typer.Argument(help="the study's folder  \\[default: runs/<study>-<scale>]", show_default=False)
+]
+
+
 @app.command("list")
 def list_() -> None:
     """List the studies that come with steppe."""
@@ -171,9 +176,7 @@ def run(
 @app.command()
 def compare(
     name: Name,
-    folder: Annotated[
-        Path | None, typer.Argument(help="the study's folder  \\[default: runs/<study>-<scale>]", show_default=False)
-    ] = None,
+    folder: Folder = None,
     scale: Scale = None,
 ) -> None:
     """Set the runs of a study beside the published figures, cell by cell, and judge its claims."""
@@ -181,10 +184,7 @@ def compare(
     from steppe.studies import compare_study, find_study, read_published, write_comparison
 
     whole, path = find_study(name)
-    if folder and not scale and (about := read_study(folder)) and about.get("name") == whole.name:
-        scale = about.get("scale")
-    study = at_scale(whole, scale, where=str(path))
-    folder = folder or Path("runs") / study.folder_name
+    study, folder = _find_runs(whole, path, folder, scale)
     found = compare_study(study, plan(study, where=str(path)), folder, read_published(whole, path))
     print_comparison(found, console)
     for file in write_comparison(found, folder):
@@ -194,9 +194,7 @@ def compare(
 @app.command()
 def figures(
     name: Name,
-    folder: Annotated[
-        Path | None, typer.Argument(help="the study's folder  \\[default: runs/<study>-<scale>]", show_default=False)
-    ] = None,
+    folder: Folder = None,
     scale: Scale = None,
     data_root: Annotated[str | None, typer.Option(help="where named data sets live, for attention maps")] = None,
 ) -> None:
@@ -205,13 +203,18 @@ def figures(
     from steppe.studies import find_study
 
     whole, path = find_study(name)
-    if folder and not scale and (about := read_study(folder)) and about.get("name") == whole.name:
-        scale = about.get("scale")
-    study = at_scale(whole, scale, where=str(path))
-    folder = folder or Path("runs") / study.folder_name
+    study, folder = _find_runs(whole, path, folder, scale)
     for file in draw_figures(plan(study, where=str(path)), folder, data_root):
         if file.suffix == ".png":
             console.print(f"written: {file} and .pdf", markup=False, soft_wrap=True)
+
+
+def _find_runs(whole: StudyConfig, path: Path, folder: Path | None, scale: str | None) -> tuple[StudyConfig, Path]:
+    """A study at the scale that is asked for or that its folder was made at, and that folder."""
+    if folder and not scale and (about := read_study(folder)) and about.get("name") == whole.name:
+        scale = about.get("scale")
+    study = at_scale(whole, scale, where=str(path))
+    return study, folder or Path("runs") / study.folder_name
 
 
 def read_study(folder: Path) -> dict[str, Any] | None:
