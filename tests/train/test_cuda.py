@@ -53,6 +53,8 @@ def digits():
         {"name": "sam"},
         {"name": "asam"},
         {"name": "looksam"},
+        {"name": "esam"},
+        {"name": "aesam"},
         {"name": "sam", "ascent_fraction": 0.25},
     ],
     ids=lambda v: "-".join(map(str, v.values())),

@@ -1,0 +1,78 @@
+"""The step from recorded parts reports what the eager step reports: loss, hits and examples of the first pass."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from training import make_config
+
+from steppe import data
+from steppe.config import DataConfig, RunConfig
+from steppe.data import Loader
+from steppe.train import build_minimizer, build_model
+from steppe.train.objectives import make_objective
+from steppe.train.steps import CompiledStep, EagerStep, can_capture
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load(DataConfig(fraction=0.5))
+
+
+@pytest.mark.parametrize(
+    "minimizer",
+    [
+        {"name": "base"},
+        {"name": "sam"},
+        {"name": "looksam", "k": 2},
+        {"name": "msam"},
+        {"name": "esam"},
+        {"name": "esam", "gamma": 1.0},
+        {"name": "aesam"},
+        {"name": "fsam"},
+        {"name": "sam", "ascent_fraction": 0.25},
+        {"name": "sam", "sharp_every": 3},
+    ],
+    ids=lambda v: "-".join(map(str, v.values())),
+)
+def test_every_method_counts_alike(digits, minimizer):
+    config = make_config(
+        batch_size=64, minimizer=minimizer, model={"name": "resnet_tiny"}, schedule={"name": "constant"}
+    )
+    network = build_model(config, digits).train()
+    steps = []
+    for kind in (EagerStep, CompiledStep):
+        model = copy.deepcopy(network)
+        loader = Loader(digits, batch_size=64, augment=config.augment, seed=0, device=CPU)
+        own, objective = build_minimizer(config, model), make_objective(config, loader, digits)
+        own.seed = 3
+        rest = (lambda _: None,) if kind is EagerStep else (objective.batch(0, 0),)
+        options = {"compiled": False} if kind is CompiledStep else {}
+        steps.append((kind(model, own, objective, config, *rest, **options), objective, own))
+    for number in range(6):
+        found = []
+        for step, objective, _ in steps:
+            torch.manual_seed(number)
+            loss, hits, seen = step(*objective.batch(0, number))
+            found.append((float(loss), int(hits), seen))
+        assert found[1][0] == pytest.approx(found[0][0], rel=1e-4)
+        assert found[1][1:] == found[0][1:]
+    assert steps[0][2].gradient_evaluations == pytest.approx(steps[1][2].gradient_evaluations)
+
+
+def test_what_is_captured():
+    cuda = torch.device("cuda")
+    for changes, captured in (
+        ({"minimizer": {"name": "esam"}}, True),
+        ({"minimizer": {"name": "aesam"}}, True),
+        ({"minimizer": {"name": "esam", "replay_rng": True}}, False),
+        ({"minimizer": {"name": "sam", "m": 8}}, False),
+        ({"optimizer": {"name": "lamb"}}, False),
+        ({"accumulate": 2}, False),
+    ):
+        assert can_capture(RunConfig.model_validate(changes), cuda) is captured
+    assert not can_capture(RunConfig(), CPU)
