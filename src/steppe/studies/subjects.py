@@ -63,7 +63,7 @@ def open_run(
     run = Run(path)
     config = run.config
     if not run.weights.is_file():
-        raise _without_weights(run)
+        raise without_weights(run)
     place = pick_device(device)
     dataset = dataset or data.load(config.data, data_root, progress)
     learned = run.read_or_empty("data.json").get("fingerprint")
@@ -138,7 +138,7 @@ def load_model(run: Run, dataset: Dataset) -> nn.Module:
     return model.eval()
 
 
-def _without_weights(run: Run) -> RunError:
+def without_weights(run: Run) -> RunError:
     """Say why a run has no weights, and what to do about it."""
     summary, command = run.read_or_empty("summary.json"), f"steppe train {run.path / 'config.toml'} -o {run.path}"
     if summary.get("status") == "failed":
