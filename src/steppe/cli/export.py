@@ -48,6 +48,8 @@ def export(
         found = calibrate(trained, bar, data_root=data_root, make=make_calibration)
         if bar:
             bar.add_task("exporting", total=None)
+        else:
+            errors.print(f"exporting to {format_.value}")
         made = write(trained, out, format=format_.value, calibration=found, replace=replace)
 
     def say(text: str) -> None:

@@ -113,26 +113,21 @@ def calibrate(
     """
     from steppe.deploy import get_calibration
 
-    new = trained.run is not None and not (trained.run.path / "calibration.json").exists()
     options: dict[str, Any] = {"data_root": data_root, "make": make, "say": _say}
     found = get_calibration(trained, progress=ReadingProgress(bar, errors), **options)
     if isinstance(found, str):
         _say(f"probabilities are not calibrated: {found}")
         return None
-    if new:
-        before, after = found.before, found.after
-        _say(
-            f"calibrated on {found.examples} validation images: temperature {found.temperature:.3f}, "
-            f"NLL {before['nll']:.4f} → {after['nll']:.4f}, ECE {before['ece']:.4f} → {after['ece']:.4f}"
-        )
     return found
 
 
 def _format_of(wanted: Format | None, out: Path | None) -> Format:
+    if out is None:
+        return wanted or Format.table
+    if out.is_dir():
+        raise ConfigError("this is a folder, not a file", where=str(out), mend=f"say -o {out / 'predictions.json'}")
     if wanted is not None:
         return wanted
-    if out is None:
-        return Format.table
     ending = out.suffix.lower().removeprefix(".")
     if ending not in ("json", "csv"):
         mend = "say --format json or csv, or call it FILE.json or FILE.csv"
@@ -158,7 +153,7 @@ def _give(
         write_atomically(out, text)
         _say(f"written: {out}")
     else:
-        console.print(text, end="", markup=False, soft_wrap=True)
+        console.out(text, end="", highlight=False)
 
 
 def _as_json(
@@ -190,7 +185,7 @@ def _as_csv(predictions: Sequence[Prediction]) -> str:
     for one in predictions:
         pairs = zip(one.classes, one.probabilities, strict=True)
         writer.writerow([one.name, *(word for name, number in pairs for word in (name, f"{number:.6g}"))])
-    return to.getvalue()
+    return to.getvalue().encode("utf-8", "replace").decode()
 
 
 def _as_table(predictions: Sequence[Prediction], *, calibrated: bool) -> str:
@@ -224,4 +219,4 @@ def _plain(text: str) -> str:
 
 
 def _say(text: str) -> None:
-    errors.print(text, markup=False, soft_wrap=True)
+    errors.print(text, markup=False, emoji=False, soft_wrap=True)

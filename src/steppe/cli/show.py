@@ -149,14 +149,14 @@ class ReadingProgress:
     """Shows how a slow reading of data goes."""
 
     def __init__(self, bar: Progress | None, on: Console = console) -> None:
-        self.bar, self.on, self.said = bar, on, 0.0
+        self.bar, self.on, self.said, self.what = bar, on, 0.0, ""
         self.task: TaskID | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Take a report of `steppe.data.load`."""
         if self.bar:
-            if self.task is None:
-                self.task = self.bar.add_task(what, total=total)
+            if self.task is None or what != self.what:
+                self.task, self.what = self.bar.add_task(what, total=total), what
             self.bar.update(self.task, completed=done, visible=done < total)
         elif time.monotonic() - self.said > 2:
             if self.said:

@@ -44,6 +44,12 @@ class Calibration:
     """Why no temperature could be fitted, in which case it is 1."""
     split: str = "val"
 
+    @property
+    def words(self) -> str:
+        """What was found, in a line."""
+        nll, ece = (f"{self.before[key]:.4f} → {self.after[key]:.4f}" for key in ("nll", "ece"))
+        return f"temperature {self.temperature:.3f} from {self.examples} validation images: NLL {nll}, ECE {ece}"
+
     def as_json(self) -> dict[str, Any]:
         """What calibration.json holds."""
         return {
@@ -182,6 +188,8 @@ def get_calibration(
             trained.run.write(FILE, found.as_json())
     except RunError as error:
         say(f"the calibration could not be kept in the run folder: {error.what}")
+    if found.why_not is None:
+        say(f"calibrated: {found.words}")
     return _unless_impossible(found)
 
 

@@ -29,7 +29,7 @@ def compare(found: Tensor, trained: Trained, images: Tensor, program: str) -> fl
 
     Args:
         found: the other program's logits.
-        trained: the network, on the CPU or elsewhere.
+        trained: the network.
         images: what both were asked.
         program: its name, for the error.
 
@@ -37,7 +37,7 @@ def compare(found: Tensor, trained: Trained, images: Tensor, program: str) -> fl
         ConfigError: they differ by more than `TOLERANCE`.
     """
     with torch.no_grad():
-        own = trained.model(images.to(trained.device)).double().cpu()
+        own = trained.model_on_cpu()(images).double()
     if found.shape != own.shape:
         raise ConfigError(f"{program} answers with shape {tuple(found.shape)} instead of {tuple(own.shape)}")
     difference = float((found.double() - own).abs().max())

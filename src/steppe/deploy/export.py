@@ -148,7 +148,10 @@ def _use_timm(trained: Trained, folder: Path, calibration: Calibration | None) -
 
 
 def _use_plain(trained: Trained, folder: Path, calibration: Calibration | None) -> list[str]:
-    return [f"steppe predict {folder} image.png", f"steppe train --mode finetune --weights {folder / WEIGHTS} …"]
+    return [
+        f"steppe predict {folder} image.png",
+        f"steppe train --model {trained.network.name} --mode finetune --weights {folder / WEIGHTS} --data …",
+    ]
 
 
 def _scaled(logits: str, calibration: Calibration | None) -> str:

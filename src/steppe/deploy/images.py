@@ -137,20 +137,17 @@ def _of_file(path: Path) -> Iterator[Picture | Skipped]:
 def _of_arrays(path: Path) -> Iterator[Picture | Skipped]:
     """Each image of each array of images: `FILE.npz:KEY[NUMBER]`; arrays of anything else (labels) are passed by."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            arrays = {"": loaded}
-        else:
-            with loaded:
-                arrays = {f":{key}": loaded[key] for key in loaded.files}
+        with open(path, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            named = {"": loaded} if isinstance(loaded, np.ndarray) else {f":{key}": loaded[key] for key in loaded.files}
     except MemoryError:
         raise
     except Exception as error:  # zip, zlib, header and pickle troubles all have types of their own
         yield Skipped(str(path), f"not a readable array of numbers ({type(error).__name__})")
         return
-    good = {key: array for key, array in arrays.items() if _holds_images(array)}
+    good = {key: array for key, array in named.items() if _holds_images(array)}
     if not good:
-        held = ", ".join(f"{key[1:] or 'array'}: {a.dtype} of shape {a.shape}" for key, a in list(arrays.items())[:4])
+        held = ", ".join(f"{key[1:] or 'array'}: {a.dtype} of shape {a.shape}" for key, a in list(named.items())[:4])
         yield Skipped(str(path), f"no images: they are uint8, (N, H, W) or (N, H, W, 1 or 3); it holds {held}")
     for key, array in good.items():
         yield from (Picture(f"{path}{key}[{number}]", image) for number, image in enumerate(array))

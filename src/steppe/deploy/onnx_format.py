@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import io
 import json
@@ -41,8 +40,7 @@ def write_onnx(trained: Trained, folder: Path, about: dict[str, Any]) -> float:
     if missing:
         what = f"ONNX needs packages that are not installed: {', '.join(missing)}"
         raise ConfigError(what, mend="pip install 'steppe[onnx]'")
-    on_cpu = trained.model if trained.device.type == "cpu" else copy.deepcopy(trained.model).cpu()
-    program = _translate(trained, on_cpu)
+    program = _translate(trained, trained.model_on_cpu())
     program.model.metadata_props.update(describe(about))
     try:
         program.save(str(folder / MODEL), external_data=False)

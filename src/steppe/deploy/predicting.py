@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,7 +71,10 @@ def predict_pictures(
             pixels = [one for one in found if isinstance(one, np.ndarray)]
             answers = iter(_answer(trained, normalise, pixels, temperature, top) if pixels else ())
             for picture, one in zip(part, found, strict=True):
-                yield one if isinstance(one, Skipped) else Prediction(picture.name, *next(answers))
+                answer = one if isinstance(one, Skipped) else Prediction(picture.name, *next(answers))
+                if isinstance(answer, Prediction) and not math.isfinite(answer.probabilities[0]):
+                    answer = Skipped(picture.name, "the network's answer is not a finite number")
+                yield answer
             tell(start + len(part))
 
 

@@ -6,6 +6,7 @@ go through the very code that training and evaluation use.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +57,10 @@ class Trained:
         """Whether it classifies pictures, and not points in the plane."""
         return not self.images.train.store.dtype.is_floating_point  # type: ignore[union-attr]
 
+    def model_on_cpu(self) -> nn.Module:
+        """The network itself, or a copy on the CPU: others are compared there, where float32 is float32."""
+        return self.model if self.device.type == "cpu" else copy.deepcopy(self.model).cpu()
+
     @property
     def resized_twice(self) -> str:
         """What other programs' pre-processing may leave out: images enlarged from a smaller side; else empty."""
@@ -91,7 +96,8 @@ def open_trained(path: str | Path, *, device: str | None = None) -> Trained:
     native = _NATIVE_SIZES.get(config.data.name, about.get("image_size"))
     stored = about.get("stored_size") or config.data.stored_size or native
     images = describe_images({**about, "stored_size": stored}, str(run.path / "data.json"))
-    return _open(path, run.id, config.model, images, config.data.odd_images, run.weights, device, run=run)
+    network = config.model.model_copy(update={"mode": None, "weights": None, "last_blocks": None})
+    return _open(path, run.id, network, images, config.data.odd_images, run.weights, device, run=run)
 
 
 def describe_images(about: Mapping[str, Any], where: str) -> Dataset:

@@ -54,6 +54,8 @@ def find_twin(name: str, model: nn.Module, image_size: int) -> Twin | str:
         return Twin(known.twin or "vit_base_patch16_224", options)
     if function in (transformers.swin, SwinTransformer):
         options.pop("weight_init", None)
+        if function is transformers.swin and _has_odd_grid(image_size // options["patch_size"], len(options["depths"])):
+            return "timm counts the places of a Swin otherwise where a grid of them has an odd side"
         windows = [stage.blocks[0].attn.window_size[0] for stage in model.layers]  # type: ignore[union-attr]
         return Twin(known.twin or "swin_tiny_patch4_window7_224", {**options, "window_size": windows})
     if function in (transformers.mixer, MlpMixer):
@@ -63,6 +65,15 @@ def find_twin(name: str, model: nn.Module, image_size: int) -> Twin | str:
             return f"up to {SMALL_IMAGE} pixels its stem is one 3×3 convolution, which timm's hybrids cannot be told"
         return Twin("vit_base_r50_s16_224", options)
     return "it is a network of steppe's own"
+
+
+def _has_odd_grid(grid: int, stages: int) -> bool:
+    """Whether a stage before the last has an odd side: its half is rounded up here, and down in timm's windows."""
+    for _ in range(stages - 1):
+        if grid % 2:
+            return True
+        grid //= 2
+    return False
 
 
 def _find_mixer(options: dict[str, Any]) -> Twin | str:
