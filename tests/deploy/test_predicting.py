@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -134,6 +136,17 @@ def _png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body + chunk(b"IEND", b"")
 
 
+def _npz_bomb() -> bytes:
+    """An archive whose directory says of each of three members that it unpacks to 4 GiB."""
+    with io.BytesIO() as file:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name in "abc":
+                archive.writestr(f"{name}.npy", b"some")
+        members, *directory = file.getvalue().split(b"PK\x01\x02")
+    lies = [one[:20] + (2**32 - 2).to_bytes(4, "little") + one[24:] for one in directory]
+    return b"PK\x01\x02".join([members, *lies])
+
+
 def spoil(folder: Path, photo: bytes) -> None:
     """Every kind of file that is no image."""
     (folder / "text.png").write_text("this is no image")
@@ -147,6 +160,7 @@ def spoil(folder: Path, photo: bytes) -> None:
     np.save(folder / "floats.npy", np.zeros((2, 8, 8)))
     Image.new("RGBA", (8, 8)).save(folder / "alpha.png")
     Image.new("F", (8, 8)).save(folder / "floats.tiff")
+    (folder / "bomb.npz").write_bytes(_npz_bomb())
     (folder / "nothing").mkdir()
     os.mkfifo(folder / "pipe.png")
 
@@ -160,6 +174,7 @@ REASONS = {
     "promise.png": "truncated",
     "pickle.npy": "not a readable array",
     "cut.npz": "not a readable array",
+    "bomb.npz": "unpacked it would take 12.0 GiB",
     "floats.npy": "no images: they are uint8, (N, H, W) or (N, H, W, 1 or 3); it holds array: float64",
     "alpha.png": "RGBA, which the run's data refuse; --odd-images convert takes it",
     "floats.tiff": "floating-point pixels",

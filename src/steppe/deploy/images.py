@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from steppe.data.folder import SUFFIXES, images_in
 from steppe.data.storage import PLAIN_MODES, decode, middle_square
 
 ARRAYS = {".npy", ".npz"}
+LARGEST = 8 * 2**30
+"""Archives that unpack to more bytes are not opened."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +141,15 @@ def _of_arrays(path: Path) -> Iterator[Picture | Skipped]:
     """Each image of each array of images: `FILE.npz:KEY[NUMBER]`; arrays of anything else (labels) are passed by."""
     try:
         with open(path, "rb") as file:
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    unpacked = sum(member.file_size for member in archive.infolist())
+                if unpacked > LARGEST:
+                    yield Skipped(str(path), f"unpacked it would take {unpacked / 2**30:.1f} GiB")
+                    return
+            file.seek(0)
             loaded = np.load(file, allow_pickle=False)
             named = {"": loaded} if isinstance(loaded, np.ndarray) else {f":{key}": loaded[key] for key in loaded.files}
-    except MemoryError:
-        raise
     except Exception as error:  # zip, zlib, header and pickle troubles all have types of their own
         yield Skipped(str(path), f"not a readable array of numbers ({type(error).__name__})")
         return
