@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from steppe.deploy import fit_temperature, get_calibration, open_trained
-from steppe.deploy.calibration import MOST, Calibration, calibrate, read_calibration
+from steppe.deploy.calibration import MOST, Calibration, calibrate, read_calibration, temperature_error
 
 
 def answers(temperature: float, count: int = 20_000) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,6 +38,14 @@ def test_it_scales_with_the_logits():
     logits, labels = answers(2.0, count=300)
     once, thrice = fit_temperature(logits, labels), fit_temperature(3 * logits, labels)
     assert thrice == pytest.approx(3 * once, rel=1e-6)
+
+
+def test_its_standard_error_is_its_spread_over_samples():
+    logits, _ = answers(2.0, count=200)
+    generator = torch.Generator().manual_seed(1)
+    draws = torch.multinomial((logits / 2.0).softmax(1), 400, replacement=True, generator=generator)
+    found = torch.tensor([fit_temperature(logits, labels) for labels in draws.T], dtype=torch.float64)
+    assert temperature_error(logits, 2.0) == pytest.approx(found.std().item(), rel=0.12)
 
 
 def test_answers_that_are_all_right_or_all_wrong():

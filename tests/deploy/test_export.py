@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,13 @@ import torch
 from PIL import Image
 
 from steppe import data, models
-from steppe.config import DataConfig, ModelConfig
+from steppe.config import DataConfig, ModelConfig, RunConfig
 from steppe.deploy import Trained, export, get_calibration, open_trained
 from steppe.deploy.checking import compare, sample_images
 from steppe.deploy.timm_format import write_timm
 from steppe.deploy.trained import describe_images
 from steppe.errors import ConfigError, RunError
+from steppe.train import train
 
 CPU = torch.device("cpu")
 
@@ -63,6 +65,18 @@ def test_onnx_metadata_prepare_an_image_without_steppe(runs, tmp_path):
     assert (about["channels"], about["image_size"], about["resize_first_to"]) == (1, 8, 8)
     assert about["temperature"] == calibration.temperature
     assert about["steppe"] == json.loads((tmp_path / "out" / "config.json").read_text())["steppe"]
+
+
+def test_a_frozen_run_is_used_without_what_it_began_from(runs, tmp_path):
+    model = {"name": "vit_tiny_p2", "mode": "frozen", "weights": str(runs / "vit")}
+    config = RunConfig.model_validate({"model": model, "batch_size": 512, "budget": {"epochs": 1}})
+    train(config, data.load(config.data), tmp_path / "tuned")
+    shutil.rmtree(runs / "vit")
+    trained = open_trained(tmp_path / "tuned", device="cpu")
+    for format in ("onnx", "timm"):
+        made = export(trained, tmp_path / format, format=format)
+        assert made.difference is not None
+        assert made.difference < 1e-4
 
 
 TIMM_ALONE = """

@@ -17,7 +17,7 @@ from PIL import Image
 from steppe import data
 from steppe.config import DataConfig, RunConfig
 from steppe.data.folder import read_image_folder
-from steppe.deploy import Prediction, Skipped, find_pictures, open_trained, predict_pictures
+from steppe.deploy import Prediction, Skipped, export, find_pictures, open_trained, predict_pictures
 from steppe.deploy.images import Picture
 from steppe.errors import ConfigError, RunError
 from steppe.evaluate import predict
@@ -214,6 +214,9 @@ def test_a_network_of_points_takes_no_pictures(tmp_path):
     trained = open_trained(tmp_path / "toy", device="cpu")
     with pytest.raises(ConfigError, match="points in the plane"):
         list(predict_pictures(trained, [Picture("x", np.zeros((8, 8), np.uint8))]))
+    made = export(trained, tmp_path / "out")
+    assert made.difference is not None
+    assert made.difference < 1e-4
 
 
 @pytest.mark.parametrize(

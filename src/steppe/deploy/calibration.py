@@ -40,6 +40,8 @@ class Calibration:
     """nll and ece at temperature 1."""
     after: Mapping[str, float]
     weights_sha256: str
+    standard_error: float | None = None
+    """Of the temperature, from how many validation images there are; see `temperature_error`."""
     why_not: str | None = None
     """Why no temperature could be fitted, in which case it is 1."""
     split: str = "val"
@@ -48,12 +50,14 @@ class Calibration:
     def words(self) -> str:
         """What was found, in a line."""
         nll, ece = (f"{self.before[key]:.4f} → {self.after[key]:.4f}" for key in ("nll", "ece"))
-        return f"temperature {self.temperature:.3f} from {self.examples} validation images: NLL {nll}, ECE {ece}"
+        error = f" ± {self.standard_error:.2g}" if self.standard_error else ""
+        return f"temperature {self.temperature:.3f}{error} from {self.examples} validation images: NLL {nll}, ECE {ece}"
 
     def as_json(self) -> dict[str, Any]:
         """What calibration.json holds."""
         return {
             "temperature": self.temperature,
+            "standard_error": self.standard_error,
             "split": self.split,
             "examples": self.examples,
             "before": dict(self.before),
@@ -77,6 +81,7 @@ def read_calibration(about: Mapping[str, Any]) -> Calibration | None:
             before={key: float(about["before"][key]) for key in ("nll", "ece")},
             after={key: float(about["after"][key]) for key in ("nll", "ece")},
             weights_sha256=str(about["weights_sha256"]),
+            standard_error=None if about["standard_error"] is None else float(about["standard_error"]),
             why_not=None if about["why_not"] is None else str(about["why_not"]),
             split=str(about["split"]),
         )
@@ -109,6 +114,22 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float | None:
     return math.exp(-float(brentq(slope, low, high, xtol=1e-10)))
 
 
+def temperature_error(logits: Tensor, temperature: float) -> float | None:
+    """The standard error of a fitted temperature, T² / √(Σ over images of Var_p(z)); None where it is not finite.
+
+    The sum is the Fisher information of β = 1/T: −log p has the second derivative Var_p(z) in it.
+
+    Args:
+        logits: (N, classes), on which it was fitted.
+        temperature: what was found.
+    """
+    z = logits.double().cpu()
+    p = (z / temperature).softmax(1)
+    information = float(((p * z.square()).sum(1) - (p * z).sum(1).square()).sum())
+    error = temperature**2 / math.sqrt(information) if information > 0 else math.inf
+    return error if math.isfinite(error) else None
+
+
 def calibrate(logits: Tensor, labels: Tensor, weights_sha256: str) -> Calibration:
     """Fit a temperature to answers on validation images and say what it does there.
 
@@ -128,6 +149,7 @@ def calibrate(logits: Tensor, labels: Tensor, weights_sha256: str) -> Calibratio
         before={key: before[key] for key in ("nll", "ece")},
         after={key: after[key] for key in ("nll", "ece")},
         weights_sha256=weights_sha256,
+        standard_error=None if found is None else temperature_error(logits, found),
         why_not=why_not,
     )
 
