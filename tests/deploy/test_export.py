@@ -16,7 +16,7 @@ from PIL import Image
 
 from steppe import data, models
 from steppe.config import DataConfig, ModelConfig, RunConfig
-from steppe.deploy import Trained, export, get_calibration, open_trained
+from steppe.deploy import FORMATS, Trained, export, get_calibration, open_trained
 from steppe.deploy.checking import compare, sample_images
 from steppe.deploy.timm_format import write_timm
 from steppe.deploy.trained import describe_images
@@ -217,6 +217,32 @@ def test_nothing_is_overwritten_unless_asked(runs, tmp_path):
     with pytest.raises(ConfigError, match="there is no format 'tflite'"):
         export(trained, tmp_path / "other", format="tflite")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "out", "runs"]
+
+
+def test_a_folder_that_is_there_and_empty_is_filled_not_replaced(runs, tmp_path):
+    (tmp_path / "out").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    (tmp_path / "out" / ".steppe-export-left").mkdir()  # by one that was killed
+    before = (tmp_path / "out").stat()
+    export(open_trained(runs / "vit", device="cpu"), tmp_path / "link", format="safetensors")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "out").stat().st_ino == before.st_ino
+    assert open_trained(tmp_path / "out", device="cpu").name == "vit"
+
+
+def test_what_appears_in_the_folder_meanwhile_is_left_alone(runs, tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    write, use = FORMATS["safetensors"]
+
+    def slowly(trained, folder, about):
+        (tmp_path / "out" / "model.safetensors").write_text("somebody else's")
+        return write(trained, folder, about)
+
+    monkeypatch.setitem(FORMATS, "safetensors", (slowly, use))
+    with pytest.raises(RunError, match="not empty"):
+        export(open_trained(runs / "vit", device="cpu"), tmp_path / "out", format="safetensors")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "out" / "model.safetensors").read_text() == "somebody else's"
 
 
 def test_an_export_that_fails_leaves_the_earlier_one(runs, tmp_path):

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from steppe.deploy.calibration import Calibration
-from steppe.deploy.onnx_format import write_onnx
+from steppe.deploy.onnx_format import MODEL, write_onnx
 from steppe.deploy.timm_format import write_timm
 from steppe.deploy.trained import WEIGHTS, Trained
 from steppe.errors import ConfigError, RunError
 from steppe.runs import write_json
 from steppe.runs.files import explain_os_error
 from steppe.train.checkpoint import save_weights
+
+_FILES = ("config.json", MODEL, WEIGHTS)
+_PREFIX = ".steppe-export-"
+"""Of the folder in which an export is made ready; a killed one may leave it behind."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +64,24 @@ def export(
     write, use = FORMATS[format]
     check_free(folder, replace)
     made: Path | None = None
-    old: Path | None = None
     try:
-        parent = folder.resolve().parent
-        parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=parent, prefix=f".{folder.name[:40]}.", suffix=".tmp"))
+        there = folder.is_dir()
+        beside = folder if there else folder.absolute().parent
+        beside.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=beside, prefix=_PREFIX))
         difference = write(trained, made, describe(trained, calibration))
         files = tuple(sorted(path.name for path in made.iterdir()))
-        made.chmod(0o777 & ~_umask())
-        place = folder.resolve()
-        if place.is_dir() and any(place.iterdir()):
-            old = Path(tempfile.mkdtemp(dir=parent, prefix=f".{folder.name[:40]}.", suffix=".tmp"))
-            os.rename(place, old)
-        os.rename(made, place)
+        if there:
+            check_free(folder, replace)  # writing took a while
+            _move_into(made, folder)
+        else:
+            made.chmod(0o777 & ~_umask())
+            os.rename(made, folder)
     except OSError as error:
         raise explain_os_error(error, folder) from None
     finally:
-        for leftover in (made, old):
-            if leftover is not None:
-                shutil.rmtree(leftover, ignore_errors=True)
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
     return Exported(folder, files, difference, tuple(use(trained, folder, calibration)))
 
 
@@ -178,18 +181,27 @@ def check_free(folder: Path, replace: bool) -> None:
     try:
         if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
             raise RunError("this is a file, not a folder", where=str(folder), mend="choose another with -o")
-        held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     except OSError as error:
         raise explain_os_error(error, folder) from None
+    held = sorted(name for name in names if not name.startswith(_PREFIX))
     if "config.toml" in held:
         raise RunError("this is a run's folder", where=str(folder), mend="choose another with -o")
     if held and not replace:
         mend = "choose another with -o, or say --replace"
         raise RunError(f"this folder is not empty: it holds {', '.join(held[:3])}", where=str(folder), mend=mend)
-    foreign = [name for name in held if name not in ("config.json", "model.onnx", WEIGHTS)]
+    foreign = [name for name in held if name not in _FILES]
     if foreign:
         what = f"this folder holds more than an export: {', '.join(foreign[:3])}"
         raise RunError(what, where=str(folder), mend="choose another with -o")
+
+
+def _move_into(made: Path, folder: Path) -> None:
+    """Put new files in the place of old ones; config.json goes first and comes last, so it never tells of others."""
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
+    for path in sorted(made.iterdir(), key=lambda path: path.name == "config.json"):
+        os.replace(path, folder / path.name)
 
 
 def _umask() -> int:
