@@ -9,8 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from steppe import data
+from steppe.config import RunConfig
+from steppe.data import Keeping
 from steppe.deploy import fit_temperature, get_calibration, open_trained
 from steppe.deploy.calibration import MOST, Calibration, calibrate, read_calibration, temperature_error
+from steppe.studies.subjects import load_learned
+from steppe.train import train
 
 
 def answers(temperature: float, count: int = 20_000) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,16 +110,24 @@ def test_without_data_it_says_why(runs, photos):
     extra = photos / "red" / "extra.png"
     extra.write_bytes((photos / "red" / "00.png").read_bytes())
     try:
-        assert "not those the run learned from" in str(get_calibration(trained))
+        assert "cannot be had: these are not the data the run learned from" in str(get_calibration(trained))
     finally:
         extra.unlink()
     moved = photos.rename(photos.with_name("elsewhere"))
     try:
-        assert "validation images cannot be read: there is no such folder" in str(get_calibration(trained))
+        assert "validation images cannot be had: there is no such folder" in str(get_calibration(trained))
     finally:
         moved.rename(photos)
     for _ in range(2):  # fitted, then kept
         assert "all 6 validation images are answered right" in str(get_calibration(trained))
+
+
+def test_a_run_that_streamed_its_images_knows_them_again(photos, tmp_path):
+    values = {"data": {"name": str(photos), "image_size": 16}, "model": {"name": "resnet_tiny"}, "batch_size": 4}
+    config = RunConfig.model_validate({**values, "budget": {"gradient_evaluations": 1}})
+    run = train(config, data.load(config.data, keeping=Keeping("stream")), tmp_path / "run")
+    assert load_learned(run).fingerprint == run.read("data.json")["fingerprint"]
+    assert "learned from" not in str(get_calibration(open_trained(run.path, device="cpu")))
 
 
 def test_a_named_set_that_is_not_there_is_not_downloaded(runs, tmp_path):

@@ -43,7 +43,7 @@ class Odd(StrEnum):
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, or one that `steppe export` made")],
     images: Annotated[
-        list[str], typer.Argument(metavar="IMAGES…", help="files, folders, 'glob/**/*.png', .npy or .npz arrays")
+        list[str], typer.Argument(metavar="IMAGES", help="files, folders, 'glob/**/*.png', .npy or .npz arrays")
     ],
     top: Annotated[int, typer.Option("--top", "-k", min=1, help="so many classes of each image")] = 3,
     format_: Annotated[

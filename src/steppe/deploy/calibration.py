@@ -24,6 +24,7 @@ from steppe.deploy.trained import Trained
 from steppe.errors import ConfigError, DataError, RunError
 from steppe.evaluate.scores import BINS, predict, score
 from steppe.measuring import in_smaller_chunks
+from steppe.studies.subjects import load_learned
 
 FILE = "calibration.json"
 LEAST, MOST = 1e-3, 1e2
@@ -227,11 +228,9 @@ def _load(trained: Trained, data_root: str | Path | None, progress: Progress | N
     if config.name in DATASETS and find_named(config.name, root) is None:
         return f"its validation images are needed, and {config.name} is not in {root}"
     try:
-        dataset = data.load(config, root, progress)
+        dataset = load_learned(trained.run, root, progress)
     except (DataError, ConfigError) as error:
-        return f"its validation images cannot be read: {error.what}"
-    if trained.images.fingerprint and trained.images.fingerprint != dataset.fingerprint:
-        return f"the data at {config.name!r} are not those the run learned from"
+        return f"its validation images cannot be had: {error.what}"
     if not len(dataset.val):
         return "it has no validation images"
     return dataset

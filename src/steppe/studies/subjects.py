@@ -14,7 +14,7 @@ from torch import nn
 
 from steppe import data, models
 from steppe.config import DataConfig, ModelConfig, RunConfig
-from steppe.data import Dataset
+from steppe.data import Dataset, Keeping
 from steppe.data.sources import Progress
 from steppe.errors import ConfigError, DataError, RunError, SteppeError
 from steppe.measuring import CROSS_ENTROPY, Loss, check_finite, trained_loss
@@ -65,11 +65,8 @@ def open_run(
     if not run.weights.is_file():
         raise without_weights(run)
     place = pick_device(device)
-    dataset = dataset or data.load(config.data, data_root, progress)
-    learned = run.read_or_empty("data.json").get("fingerprint")
-    if learned and learned != dataset.fingerprint:
-        mend = "point --data-root at the data it was trained on"
-        raise DataError("these are not the data the run learned from", where=str(run.path), mend=mend)
+    dataset = dataset or load_learned(run, data_root, progress)
+    _check_learned(run, dataset)
     model = load_model(run, dataset).to(place)
     check_finite(model, str(run.weights))
     fresh = partial(_fresh, config, dataset, place)
@@ -128,6 +125,36 @@ def open_model(
         dataset = replace(dataset, mean=statistics[0], std=statistics[1])
     write_json(folder / "subject.json", about)
     return Subject(folder, model.eval().to(place), dataset, CROSS_ENTROPY, place)
+
+
+def load_learned(run: Run, data_root: str | Path | None = None, progress: Progress | None = None) -> Dataset:
+    """Load the data a run learned from.
+
+    The fingerprint of images in memory is one of their pixels, that of images on the disk one of their files. A run
+    that streamed its images is recognised by the second.
+
+    Args:
+        run: the run.
+        data_root: where named data sets live.
+        progress: told how a slow reading goes.
+
+    Raises:
+        DataError: they are not there, or are others.
+    """
+    config = run.config.data
+    dataset = data.load(config, data_root, progress)
+    learned = run.read_or_empty("data.json").get("fingerprint")
+    if learned and learned != dataset.fingerprint and dataset.train.in_memory:
+        dataset = data.load(config, data_root, progress, keeping=Keeping("stream"))
+    _check_learned(run, dataset)
+    return dataset
+
+
+def _check_learned(run: Run, dataset: Dataset) -> None:
+    learned = run.read_or_empty("data.json").get("fingerprint")
+    if learned and learned != dataset.fingerprint:
+        mend = "point --data-root at the data it was trained on"
+        raise DataError("these are not the data the run learned from", where=str(run.path), mend=mend)
 
 
 def load_model(run: Run, dataset: Dataset) -> nn.Module:
