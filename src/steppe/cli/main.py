@@ -17,8 +17,10 @@ from rich.text import Text
 from steppe.cli import study
 from steppe.cli.cost import cost
 from steppe.cli.evaluate import evaluate
+from steppe.cli.export import export
 from steppe.cli.fit import fit
 from steppe.cli.geometry import geometry
+from steppe.cli.predict import predict
 from steppe.cli.report import report
 from steppe.cli.show import console, errors
 from steppe.cli.symmetry import symmetry
@@ -41,6 +43,8 @@ app.command()(evaluate)
 app.command()(geometry)
 app.command()(symmetry)
 app.command()(compare)
+app.command()(predict)
+app.command()(export)
 app.command()(report)
 
 

@@ -148,28 +148,28 @@ class StudyProgress:
 class ReadingProgress:
     """Shows how a slow reading of data goes."""
 
-    def __init__(self, bar: Progress | None) -> None:
-        self.bar, self.said = bar, 0.0
+    def __init__(self, bar: Progress | None, on: Console = console) -> None:
+        self.bar, self.on, self.said, self.what = bar, on, 0.0, ""
         self.task: TaskID | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Take a report of `steppe.data.load`."""
         if self.bar:
-            if self.task is None:
-                self.task = self.bar.add_task(what, total=total)
+            if self.task is None or what != self.what:
+                self.task, self.what = self.bar.add_task(what, total=total), what
             self.bar.update(self.task, completed=done, visible=done < total)
         elif time.monotonic() - self.said > 2:
             if self.said:
-                console.print(f"{what}: {done} of {total}")
+                self.on.print(f"{what}: {done} of {total}")
             self.said = time.monotonic()
 
 
 @contextmanager
-def progress_bar() -> Iterator[Progress | None]:
-    """A bar on a terminal, None elsewhere."""
-    if not console.is_terminal:
+def progress_bar(on: Console = console) -> Iterator[Progress | None]:
+    """A bar on a terminal, None elsewhere; on `errors` where the standard output is for other programs."""
+    if not on.is_terminal:
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    with Progress(*columns, TimeRemainingColumn(), console=on, transient=True) as bar:
         yield bar

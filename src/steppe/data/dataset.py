@@ -113,6 +113,7 @@ class Dataset:
             "name": self.name,
             "classes": list(self.classes),
             "image_size": self.image_size,
+            "stored_size": self.train.shape[-1],
             "channels": self.channels,
             "examples": {"train": len(self.train), "val": len(self.val), "test": len(self.test)},
             "mean": list(self.mean),

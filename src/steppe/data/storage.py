@@ -208,14 +208,19 @@ def decode(file: Path, size: int) -> tuple[np.ndarray | None, str, str]:
             elif mode == "P":
                 image = image.convert("RGBA")
             image = ImageOps.exif_transpose(image.convert("RGB"))  # a phone held sideways says so, and only there
-            side = min(image.size)
-            left, top = (image.width - side) // 2, (image.height - side) // 2
-            box = (left, top, left + side, top + side)
-            return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box)), mode, ""
+            return middle_square(image, size), mode, ""
     except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         return None, "", str(error).split(str(file))[0].strip(" '\"") or type(error).__name__
     except Image.DecompressionBombWarning as error:
         return None, "", str(error)
+
+
+def middle_square(image: Image.Image, size: int) -> np.ndarray:
+    """The pixels of an image's middle square, scaled to `size`."""
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    box = (left, top, left + side, top + side)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
 def _few(names: list[str]) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 from steppe import data, models
 from steppe.config import DataConfig, ModelConfig, RunConfig
-from steppe.data import Dataset
+from steppe.data import Dataset, Keeping
 from steppe.data.sources import Progress
 from steppe.errors import ConfigError, DataError, RunError, SteppeError
 from steppe.measuring import CROSS_ENTROPY, Loss, check_finite, trained_loss
@@ -63,13 +63,10 @@ def open_run(
     run = Run(path)
     config = run.config
     if not run.weights.is_file():
-        raise _without_weights(run)
+        raise without_weights(run)
     place = pick_device(device)
-    dataset = dataset or data.load(config.data, data_root, progress)
-    learned = run.read_or_empty("data.json").get("fingerprint")
-    if learned and learned != dataset.fingerprint:
-        mend = "point --data-root at the data it was trained on"
-        raise DataError("these are not the data the run learned from", where=str(run.path), mend=mend)
+    dataset = dataset or load_learned(run, data_root, progress)
+    _check_learned(run, dataset)
     model = load_model(run, dataset).to(place)
     check_finite(model, str(run.weights))
     fresh = partial(_fresh, config, dataset, place)
@@ -130,6 +127,36 @@ def open_model(
     return Subject(folder, model.eval().to(place), dataset, CROSS_ENTROPY, place)
 
 
+def load_learned(run: Run, data_root: str | Path | None = None, progress: Progress | None = None) -> Dataset:
+    """Load the data a run learned from.
+
+    The fingerprint of images in memory is one of their pixels, that of images on the disk one of their files. A run
+    that streamed its images is recognised by the second.
+
+    Args:
+        run: the run.
+        data_root: where named data sets live.
+        progress: told how a slow reading goes.
+
+    Raises:
+        DataError: they are not there, or are others.
+    """
+    config = run.config.data
+    dataset = data.load(config, data_root, progress)
+    learned = run.read_or_empty("data.json").get("fingerprint")
+    if learned and learned != dataset.fingerprint and dataset.train.in_memory:
+        dataset = data.load(config, data_root, progress, keeping=Keeping("stream"))
+    _check_learned(run, dataset)
+    return dataset
+
+
+def _check_learned(run: Run, dataset: Dataset) -> None:
+    learned = run.read_or_empty("data.json").get("fingerprint")
+    if learned and learned != dataset.fingerprint:
+        mend = "point --data-root at the data it was trained on"
+        raise DataError("these are not the data the run learned from", where=str(run.path), mend=mend)
+
+
 def load_model(run: Run, dataset: Dataset) -> nn.Module:
     """Build a run's model and load its final weights."""
     size, channels = dataset.image_size, dataset.channels
@@ -138,7 +165,7 @@ def load_model(run: Run, dataset: Dataset) -> nn.Module:
     return model.eval()
 
 
-def _without_weights(run: Run) -> RunError:
+def without_weights(run: Run) -> RunError:
     """Say why a run has no weights, and what to do about it."""
     summary, command = run.read_or_empty("summary.json"), f"steppe train {run.path / 'config.toml'} -o {run.path}"
     if summary.get("status") == "failed":

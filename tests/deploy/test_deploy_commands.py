@@ -1,0 +1,196 @@
+"""`steppe predict` and `steppe export` as a person meets them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from steppe.cli import main, show
+from steppe.deploy import onnx_format
+
+
+def steppe(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_table_of_a_folder(runs, photos, capsys):
+    assert steppe("predict", "runs/photos", photos, "--top", 2) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].split() == ["image", "class", "probability", "(not", "calibrated)", "then"]
+    assert len(lines) == 1 + 24
+    assert lines[1].startswith(f"{photos}/blue & green/00.png")  # whole, however narrow the terminal
+    assert "not calibrated: all 6 validation images are answered right" in err
+
+
+def test_json_on_the_standard_output_and_nothing_else(runs, photos, capsys, monkeypatch):
+    hours = itertools.count(0, 3600)
+    monkeypatch.setattr(show, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    (Path("bad.png")).write_text("no image")
+    assert steppe("predict", "runs/resnet", photos, "bad.png", "--format", "json", "-k", 4, "--batch-size", 5) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["run"] == "resnet"
+    assert found["calibrated"] is True
+    assert found["temperature"] == json.loads(Path("runs/resnet/calibration.json").read_text())["temperature"]
+    assert len(found["images"]) == 24
+    assert {len(one["predictions"]) for one in found["images"]} == {4}
+    assert all(0 < one["predictions"][0]["probability"] <= 1 for one in found["images"])
+    assert found["skipped"] == [{"image": "bad.png", "reason": "cannot identify image file"}]
+    assert "calibrated: temperature" in err
+    assert "classifying: 10 of 25" in err  # progress
+    assert "24 classified, 1 skipped" in err
+
+
+def test_csv_into_a_file(runs, photos, capsys):
+    assert steppe("predict", "runs/vit", photos, "--out", "answers.csv", "--top", 2) == 0
+    rows = list(csv.DictReader(io.StringIO(Path("answers.csv").read_text())))
+    assert len(rows) == 24
+    assert list(rows[0]) == ["image", "class_1", "probability_1", "class_2", "probability_2"]
+    assert float(rows[0]["probability_1"]) >= float(rows[0]["probability_2"])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "written: answers.csv" in err
+
+
+def test_the_classes_are_the_runs(runs, photos, capsys):
+    assert steppe("predict", "runs/photos", photos, "--format", "csv", "-k", 9) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["class_1"] for row in rows} | {row["class_2"] for row in rows} == {"blue & green", "red"}
+
+
+def test_hostile_names_neither_move_the_cursor_nor_stop_it(runs, photos, capsys):
+    picture = (photos / "red" / "00.png").read_bytes()
+    Path("odd").mkdir()
+    for name in (b":smile:.png", b"[red]\x1b[31m.png", b"\xff.png", b"new\nline.png", b"=1+1.png"):
+        Path(os.fsdecode(b"odd/" + name)).write_bytes(picture)
+        Path(os.fsdecode(b"odd/bad" + name)).write_bytes(b"no image")
+    for kind in ("table", "csv", "json"):
+        assert steppe("predict", "runs/photos", "odd", "--format", kind) == 0
+        out, err = capsys.readouterr()
+        assert ":smile:.png" in out
+        assert "bad:smile:.png" in err
+        assert "\x1b" not in err
+        assert kind == "csv" or "\x1b" not in out
+    assert len(json.loads(out)["images"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("missing.png",), "no image could be classified; 1 skipped"),
+        (("empty",), "there are no images in this folder"),
+        (("*.jpg", "bad.png"), "no image could be classified; 2 skipped"),
+    ],
+)
+def test_where_no_image_can_be_read_the_code_is_2(words, said, runs, capsys):
+    Path("empty").mkdir()
+    Path("bad.png").write_text("no image")
+    assert steppe("predict", "runs/photos", *words, "--out", "x.json") == 2
+    assert said in capsys.readouterr().err
+    assert not Path("x.json").exists()
+
+
+def _nan(run: Path) -> None:
+    weights = load_file(run / "weights.safetensors")
+    save_file({key: value * float("nan") for key, value in weights.items()}, run / "weights.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("harm", "arguments", "said"),
+    [
+        (lambda run: (run / "weights.safetensors").unlink(), (), "this run has no weights"),
+        (_nan, (), "the weights hold NaN or infinity"),
+        (lambda run: (run / "data.json").write_text("{"), (), "this is not valid JSON"),
+        (lambda run: None, ("--device", "warp"), "device 'warp' cannot be used"),
+        (lambda run: None, ("--out", "somewhere"), "it is not clear what to write"),
+        (lambda run: None, ("--out", "runs"), "this is a folder, not a file"),
+        (lambda run: None, ("--top", 0), "Invalid value for '--top'"),
+    ],
+)
+def test_mistakes_exit_with_2_and_one_screen(harm, arguments, said, runs, photos, capsys):
+    harm(runs / "resnet")
+    assert steppe("predict", "runs/resnet", photos, *arguments) == 2
+    err = capsys.readouterr().err
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
+    assert len(err.splitlines()) < 12
+
+
+def test_a_run_that_is_none(capsys, photos):
+    for command in (("predict", "nothing", photos), ("export", "nothing", "-o", "out")):
+        assert steppe(*command) == 2
+        assert "there is no such run folder" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_export_says_what_it_did_and_how_to_use_it(runs, photos, capsys):
+    assert steppe("export", "runs/vit", "-o", "out/vit", "--format", "timm") == 0
+    out, err = capsys.readouterr()
+    assert "exported: out/vit (config.json, model.safetensors)" in out
+    assert "loaded by timm, its logits differ from the run's by at most" in out
+    usage = [line.strip() for line in out.split("use it:\n")[1].splitlines()]
+    assert len(usage) == 3
+    assert "calibrated: temperature" in err
+    program = "\n".join(["import PIL.Image, timm, timm.data", *usage, "print(probabilities.sum().item())"])
+    program = program.replace("image.png", str(photos / "red" / "00.png"))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(1, abs=1e-5)
+    assert steppe("predict", "out/vit", photos / "red" / "00.png") == 0
+    assert "not calibrated" not in "".join(capsys.readouterr())
+
+
+def test_onnx_usage_runs_as_it_stands(runs, capsys):
+    assert steppe("export", "runs/photos", "-o", "out") == 0
+    out = capsys.readouterr().out
+    assert "note: it learned images kept at 24×24 and brought to 16×16: resize to 24 first" in out
+    usage = [line.strip() for line in out.split("use it:\n")[1].splitlines()]
+    assert len(usage) == 3
+    names = {"x": np.zeros((4, 3, 16, 16), np.float32)}
+    exec("\n".join(["import onnxruntime, scipy.special", *usage]), names)
+    assert names["probabilities"].shape == (4, 2)
+    assert steppe("export", "runs/photos", "-o", "out") == 2
+    assert "this folder is not empty" in capsys.readouterr().err
+    assert steppe("export", "runs/photos", "-o", "out", "--format", "safetensors", "--replace") == 0
+
+
+def test_what_timm_cannot_build_is_refused_in_one_message(runs, capsys):
+    assert steppe("export", "runs/resnet", "-o", "out", "--format", "timm") == 2
+    err = capsys.readouterr().err
+    assert "timm cannot build 'resnet_tiny' for 8×8 images" in err
+    assert "mend:  use --format onnx, or --format safetensors, which steppe itself reads" in err
+    assert not Path("out").exists()
+
+
+def test_missing_packages_are_named(runs, capsys, monkeypatch):
+    monkeypatch.setattr(onnx_format, "NEEDED", ("onnx", "a_package_that_is_not_there"))
+    assert steppe("export", "runs/resnet", "-o", "out") == 2
+    err = capsys.readouterr().err
+    assert "not installed: a_package_that_is_not_there" in err
+    assert "pip install 'steppe[onnx]'" in err
+
+
+def test_an_onnx_folder_is_not_for_predict(runs, photos, capsys):
+    assert steppe("export", "runs/resnet", "-o", "out") == 0
+    assert steppe("predict", "out", photos) == 2
+    assert "it is for onnxruntime" in capsys.readouterr().err
