@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-long lint install clean constraints help
+.PHONY: demo test test-fast test-long lint docs install clean constraints help
 
 help:
 	@echo "make demo       install into $(VENV), run the quickstart study, print where its report is"
 	@echo "make test       install, then formatting, lint, types, import arrows and all tests"
 	@echo "make test-fast  the same without the slow tests"
+	@echo "make docs       build the documentation into site/; a broken link or name fails"
 	@echo "make test-long  what takes minutes: every study at smoke, searches, Ray, four processes"
 
 install: $(VENV)/.installed
@@ -39,6 +40,10 @@ test-long: install
 
 test-fast: lint
 	$(BIN)/python -m pytest -m "not slow and not long"
+
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "documentation: site/index.html"
 
 constraints: ## pin what is installed now, for CI
 	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt
