@@ -143,12 +143,22 @@ def _overrides(params: dict[str, Any]) -> dict[str, Any]:
 
 def test_flags_named_in_prose_exist():
     """Every `--flag` in a code span of the docs belongs to some command, ours or one that is shown."""
+
     def every(command):
         yield from _spellings(command)
         for child in getattr(command, "commands", {}).values():
             yield from every(child)
 
-    others = {"--nproc-per-node", "--head", "--tiny", "--cpu", "--logdir", "--no-deps", "--backend-store-uri", "--version"}
+    others = {
+        "--nproc-per-node",
+        "--head",
+        "--tiny",
+        "--cpu",
+        "--logdir",
+        "--no-deps",
+        "--backend-store-uri",
+        "--version",
+    }
     known = set(every(COMMAND)) | others
     unknown = {
         f"{name_of(page)}: {flag}"

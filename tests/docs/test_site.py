@@ -45,7 +45,9 @@ def test_notebooks_run(path, tmp_path, monkeypatch):
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
-    printed = [o for cell in notebook.cells for o in cell.get("outputs", []) if o.output_type in ("stream", "display_data")]
+    printed = [
+        o for cell in notebook.cells for o in cell.get("outputs", []) if o.output_type in ("stream", "display_data")
+    ]
     assert printed
     assert not any(o.output_type == "error" for cell in notebook.cells for o in cell.get("outputs", []))
 
