@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-long lint install clean constraints results help
+.PHONY: demo test test-fast test-long lint docs install clean constraints results help
 
 help:
 	@echo "make demo       install into $(VENV), run the quickstart study, print where its report is"
 	@echo "make test       install, then formatting, lint, types, import arrows and all tests"
 	@echo "make test-fast  the same without the slow tests"
 	@echo "make results    docs/results.md and the README's table, from results/"
+	@echo "make docs       build the documentation into site/; a broken link or name fails"
 	@echo "make test-long  what takes minutes: every study at smoke, searches, Ray, four processes"
 
 install: $(VENV)/.installed
@@ -43,6 +44,10 @@ test-fast: lint
 
 results: install ## docs/results.md and the README's table, from results/
 	$(BIN)/steppe study publish results --out docs/results.md --readme README.md
+
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "documentation: site/index.html"
 
 constraints: ## pin what is installed now, for CI
 	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt

@@ -1,5 +1,27 @@
-"""What every test shares: one thread, so that tiny networks do not wait for each other's cores."""
+"""What every test shares: one thread, so that tiny networks do not wait for each other's cores; and one browser."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium; without one the tests that need it are skipped, loudly."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no browser: playwright is not installed")
+    flags = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
+    with sync_api.sync_playwright() as driver:
+        paths = [path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(path).exists()]
+        try:
+            opened = driver.chromium.launch(
+                executable_path=paths[0] if paths else None, args=[*flags.split(), "--no-first-run"]
+            )
+        except sync_api.Error as error:
+            pytest.skip(f"no browser: the page is NOT tested, Chromium does not start: {str(error)[:200]}")
+        yield opened
+        opened.close()

@@ -1,11 +1,13 @@
 """Train image classifiers into flat minima at the lowest cost, and show that it did.
 
-import steppe
+From a configuration to a run folder, and from run folders to a page:
 
-config = steppe.RunConfig.model_validate({"model": {"name": "vit_tiny_p2"}, "minimizer": {"name": "sam"}})
-run = steppe.execute(config)
-print(run.summary["test"]["accuracy"])
-steppe.write_report([run], "report.html")
+    import steppe
+
+    config = steppe.RunConfig.model_validate({"model": {"name": "vit_tiny_p2"}, "minimizer": {"name": "sam"}})
+    run = steppe.execute(config)
+    print(run.summary["test"]["accuracy"])
+    steppe.write_report([run], "report.html")
 """
 
 from __future__ import annotations

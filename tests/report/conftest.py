@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +22,6 @@ def new_run(tmp_path: Path) -> Callable[..., Run]:
 def study_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Run], dict[str, Any]]:
     """The quickstart study, made once."""
     return make_study(tmp_path_factory.mktemp("study"))
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Headless Chromium; without one the tests that need it are skipped, loudly."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="no browser: playwright is not installed")
-    flags = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
-    with sync_api.sync_playwright() as driver:
-        paths = [path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(path).exists()]
-        try:
-            opened = driver.chromium.launch(
-                executable_path=paths[0] if paths else None, args=[*flags.split(), "--no-first-run"]
-            )
-        except sync_api.Error as error:
-            pytest.skip(f"no browser: the page is NOT tested, Chromium does not start: {str(error)[:200]}")
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

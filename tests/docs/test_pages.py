@@ -1,0 +1,205 @@
+"""The documentation's links lead somewhere, its Python runs, and the commands and flags it names exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+from doc_pages import PAGES, ROOT, anchors, code_spans, name_of, python_steps, shell_lines, without_code
+
+from steppe.cli.flags import KEYS
+from steppe.cli.main import app
+from steppe.config import RunConfig, parse
+
+SLOW = {"docs/search.md"}
+"""Pages whose code takes more than ten seconds."""
+
+COMMAND = typer.main.get_command(app)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            wrong.append(target)
+    assert not wrong
+
+
+def _cases():
+    for page in PAGES:
+        if list(python_steps(page)):
+            yield pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if name_of(page) in SLOW else [])
+
+
+@pytest.mark.parametrize("page", list(_cases()))
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    """All of a page's blocks, one after the other in one namespace, in an empty folder."""
+    lines: list[str] = []
+    for line, code in python_steps(page):
+        lines += [""] * (line - 1 - len(lines)) + code.splitlines()  # errors name the page's own lines
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # timm looks up where a model was registered
+    exec(compile("\n".join(lines), str(page), "exec"), module.__dict__)
+
+
+def test_python_blocks_are_not_silently_left_out():
+    """Every fenced Python block is either run or says why it is not."""
+    for page in PAGES:
+        text = page.read_text()
+        shown = len(re.findall(r"^```python", text, re.MULTILINE))
+        left_out = len(re.findall(r"^<!-- not run: \S.+ -->\n```python", text, re.MULTILINE))
+        prepared = text.count("<!-- first\n")
+        assert len(list(python_steps(page))) == shown - left_out + prepared, name_of(page)
+
+
+# -- commands -------------------------------------------------------------------------------------------------------
+
+
+def _commands(line: str) -> list[list[str]]:
+    """The calls of `steppe` that a line shows, as lists of words: several in a row, pipes as alternatives."""
+    if re.match(r"(torchrun|python) .* ?-m steppe ", line):
+        line = "steppe " + line.split("-m steppe ", 1)[1]
+    calls = []
+    for part in re.split(r"(?:\s{2,}|; |&& )(?=steppe )", line):
+        if part.startswith("steppe "):
+            calls.append(part)
+    found = []
+    for call in calls:
+        alternatives = call.split(" | ")
+        words = shlex.split(alternatives[0].replace("[", "").replace("]", ""))
+        found.append(words[1:])
+        stem = words[1] if len(words) > 1 and words[1] == "study" else None
+        for other in alternatives[1:]:
+            more = shlex.split(other.replace("[", "").replace("]", ""))
+            found.append([stem, *more] if stem else more)
+    return found
+
+
+def _resolve(words: list[str]):
+    """The command that words begin with, and what is left of them."""
+    command, rest = COMMAND, list(words)
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        assert rest[0] in command.commands, f"there is no command {' '.join(words)!r}"
+        command = command.commands[rest.pop(0)]
+    return command, rest
+
+
+def _spellings(command) -> set[str]:
+    return {spelling for p in command.params for spelling in (*p.opts, *p.secondary_opts)} | {"--help"}
+
+
+def _shown_commands():
+    for page in PAGES:
+        if page.name == "CHANGELOG.md":
+            continue
+        calls = [words for line in shell_lines(page) for words in _commands(line)]
+        calls += [words for span in code_spans(page) for words in _commands(span)]
+        for words in calls:
+            if words and re.fullmatch(r"[a-z-]+", words[0]):
+                yield pytest.param(words, id=f"{name_of(page)}: {' '.join(words)}")
+
+
+@pytest.mark.parametrize("words", list(_shown_commands()))
+def test_commands_exist(words):
+    command, rest = _resolve([re.sub(r"\$\w+", "1", word) for word in words])
+    known = _spellings(command)
+    for word in rest:
+        if word.startswith("-") and not re.fullmatch(r"-?[\d.]+", word):
+            assert word.partition("=")[0] in known, f"{' '.join(words)!r}: there is no {word}"
+    shown_only = re.search(r"…|[A-Z]{3,}|\bN\b|--help", " ".join(rest))
+    if rest and not shown_only and not hasattr(command, "commands"):
+        context = command.make_context("steppe", rest)  # values of the right type, nothing missing or left over
+        if command.name == "train" and context.params["config"] is None:
+            parse(RunConfig, _overrides(context.params), where="the documentation")
+
+
+def _overrides(params: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that `steppe train` would make of its flags."""
+    found: dict[str, Any] = {}
+    for key in KEYS:
+        value = params[key.replace(".", "__")]
+        if value is not None:
+            section, _, last = key.rpartition(".")
+            table = found
+            for part in filter(None, section.split(".")):
+                table = table.setdefault(part, {})
+            table[last] = value
+    return found
+
+
+def test_flags_named_in_prose_exist():
+    """Every `--flag` in a code span of the docs belongs to some command, ours or one that is shown."""
+
+    def every(command):
+        yield from _spellings(command)
+        for child in getattr(command, "commands", {}).values():
+            yield from every(child)
+
+    others = {
+        "--nproc-per-node",
+        "--head",
+        "--tiny",
+        "--cpu",
+        "--logdir",
+        "--no-deps",
+        "--backend-store-uri",
+        "--version",
+    }
+    known = set(every(COMMAND)) | others
+    unknown = {
+        f"{name_of(page)}: {flag}"
+        for page in PAGES
+        for span in code_spans(page)
+        for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)
+        if flag not in known
+    }
+    assert not unknown
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        spans = [*code_spans(page), *shell_lines(page)]
+        named = {found[1] for span in spans if (found := re.fullmatch(r"make ([a-z-]+)", span))}
+        assert named <= targets, name_of(page)
+
+
+@pytest.mark.slow
+def test_a_script_that_registers_a_model_is_a_steppe_that_knows_it(tmp_path):
+    """As docs/howto/own-model.md says."""
+    (steps,) = (code for line, code in python_steps(ROOT / "docs/howto/own-model.md"))
+    (tmp_path / "my_model.py").write_text(steps.split("config =")[0])
+    (tmp_path / "mine.py").write_text("import my_model\nfrom steppe.cli import main\n\nmain()\n")
+    command = [sys.executable, "mine.py", "train", "--model", "two_convolutions", "--epochs", "1", "-o", "run"]
+    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120, env=environment)
+    assert (tmp_path / "run" / "weights.safetensors").exists()
+
+
+def test_every_method_and_measure_has_a_page():
+    from steppe.evaluate.measures import MEASURES as EVALUATE
+    from steppe.geometry.measures import MEASURES as GEOMETRY
+    from steppe.minimizers import METHODS
+
+    texts = {path.stem: path.read_text() for path in (ROOT / "docs/methods").glob("*.md")}
+    assert set(METHODS) - {"base"} <= set(texts)
+    for name in set(METHODS) - {"base"}:
+        assert f"<!-- method {name} -->" in texts[name]
+    shown = " ".join(path.read_text() for path in Path(ROOT / "docs/measures").glob("*.md"))
+    listed = set(" ".join(re.findall(r"<!-- settings ([\w ]+) -->", shown)).split())
+    assert set(GEOMETRY) | set(EVALUATE) == listed | {"variants"}
