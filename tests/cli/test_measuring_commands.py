@@ -360,3 +360,10 @@ def test_symmetry_makes_the_three_figures(capsys, tmp_path):
             assert {f"{figure}_{case}.png", f"{figure}_{case}.pdf"} <= made
     assert "outputs change by" in capsys.readouterr().out
     assert steppe("symmetry", "--rho", -1) == 2
+
+
+def test_runs_of_the_same_name_are_told_apart():
+    from steppe.cli.measured import short_names
+
+    assert short_names(["runs/a/0", "runs/b/0"]) == {"runs/a/0": "a/0", "runs/b/0": "b/0"}
+    assert short_names(["runs/a", "runs/b"]) == {"runs/a": "a", "runs/b": "b"}

@@ -76,3 +76,16 @@ def test_what_is_captured():
     ):
         assert can_capture(RunConfig.model_validate(changes), cuda) is captured
     assert not can_capture(RunConfig(), CPU)
+
+
+def test_aesam_knows_how_much_of_the_training_is_done(digits):
+    done = [0.0]
+    config = make_config(minimizer={"name": "aesam"})
+    minimizer = build_minimizer(config, build_model(config, digits), lambda: done[0])
+    rule = minimizer.schedule
+    rule.observe(0, torch.tensor(1.0))
+    rule.variance = 1.0
+    assert not rule.observe(1, torch.tensor(1.2))  # at first above the mean by a deviation
+    done[0] = 1.0
+    rule.variance = 1.0
+    assert rule.observe(2, torch.tensor(0.9))  # in the end below it will do

@@ -204,14 +204,29 @@ def _other(path: Path | None, subject: Subject, data_root: Path | None, device: 
     return str(path), open_run(path, device=device, dataset=subject.dataset, data_root=data_root).model
 
 
+def short_names(paths: list[str]) -> dict[str, str]:
+    """Each path's last parts, as many as tell them apart.
+
+    Args:
+        paths: all different.
+    """
+    parts = {path: Path(path).parts for path in paths}
+    for count in range(1, max(map(len, parts.values())) + 1):
+        names = {path: "/".join(words[-count:]) for path, words in parts.items()}
+        if len(set(names.values())) == len(names):
+            return names
+    return {path: path for path in paths}
+
+
 def _print_side_by_side(
     found: Mapping[str, dict[str, Any]], chosen: Mapping[str, Measure], headlines: Mapping[str, str]
 ) -> None:
     """One line a run, with the first figure of every measure."""
     measures = [name for name in chosen if headlines.get(name)]
+    names = short_names(list(found))
     rows = [["run", *measures]]
     for run, results in found.items():
-        row = [Path(run).name]
+        row = [names[run]]
         for name in measures:
             result = results.get(chosen[name].key or name)
             values = figures_of(result, headlines[name]) if isinstance(result, dict) else {}

@@ -64,7 +64,7 @@ class GradientNorm:
     """Sharp where the squared gradient norm is large for its recent history (AE-SAM's rule, Jiang et al., 2023).
 
     With s = ‖g‖², μ ← δμ + (1−δ)s and σ² ← δσ² + (1−δ)(s−μ)², a step is sharp when s ≥ μ + c·σ, where c moves
-    linearly from `start` to `end` over `num_steps` (`start` alone where their number is not given).
+    linearly from `start` to `end` over `num_steps`, or with `share` (`start` alone where neither is given).
     Reads one number from the device each step: the decision is the host's.
     """
 
@@ -72,6 +72,8 @@ class GradientNorm:
     start: float = 1.0
     end: float = -1.0
     num_steps: int | None = None
+    share: Callable[[], float] | None = None
+    """Tells the share of training that is done, where a number of steps cannot."""
     mean: float = field(default=0.0, init=False)
     variance: float = field(default=0.0, init=False)
     observed: bool = field(default=False, init=False)
@@ -87,7 +89,8 @@ class GradientNorm:
             self.mean, self.observed = value, True
         self.mean = self.decay * self.mean + (1.0 - self.decay) * value
         self.variance = self.decay * self.variance + (1.0 - self.decay) * (value - self.mean) ** 2
-        done = min(1.0, step / self.num_steps) if self.num_steps else 0.0
+        done = self.share() if self.share is not None else step / self.num_steps if self.num_steps else 0.0
+        done = min(1.0, done)
         threshold = self.start + (self.end - self.start) * done
         return value >= self.mean + threshold * math.sqrt(self.variance)
 

@@ -39,7 +39,7 @@ def freeze_all_but(model: nn.Module, learning: set[str]) -> None:
 
 def head_parameters(model: nn.Module) -> set[str]:
     """Names of the parameters of the classifier: the layer, or layers, that give the logits."""
-    found = model.get_classifier()  # type: ignore[operator]
+    found = model.get_classifier() if hasattr(model, "get_classifier") else ()  # type: ignore[operator]
     heads = found if isinstance(found, tuple | list) else (found,)
     own = {id(parameter) for head in heads for parameter in head.parameters()}
     names = {name for name, parameter in model.named_parameters() if id(parameter) in own}

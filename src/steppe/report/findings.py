@@ -175,7 +175,7 @@ def supporting(rows: Sequence[Row]) -> list[Sentence]:
         out.append(
             [("Of the rows with several seeds, ", False), (name_row(sure, rows), True), (accuracy + seeds, False)]
         )
-    cheaper = [row for row in _as_good(leader, rows) if _seconds(row) < _seconds(leader)]
+    cheaper = [row for row in _as_good(leader, rows) if _seconds(row) < 0.99 * _seconds(leader)]  # less is noise
     if not cheaper:
         return [*out, [(f"No row that trains faster comes within one standard deviation of {it}.", False)]]
     cheap = min(cheaper, key=_seconds)

@@ -46,7 +46,7 @@ def build_minimizer(
     Args:
         config: the run.
         model: the network to train.
-        share: tells the share of the budget spent so far, for the sharpness schedule `sharp_last`.
+        share: tells the share of the budget spent so far, for `sharp_last` and AE-SAM's threshold.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
@@ -75,9 +75,12 @@ def build_minimizer(
     if config.minimizer.name == "gsam":
         own["lr_max"] = config.optimizer.lr
     try:
-        return minimizers.create(config.minimizer.name, base, model, clip_norm=config.clip_norm, **own)
+        minimizer = minimizers.create(config.minimizer.name, base, model, clip_norm=config.clip_norm, **own)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"this minimizer cannot be made: {error}", where="minimizer") from None
+    if isinstance(minimizer.schedule, minimizers.GradientNorm):
+        minimizer.schedule.share = share
+    return minimizer
 
 
 def match_layout(minimizer: minimizers.Minimizer) -> None:
