@@ -18,7 +18,9 @@ class Range:
     above: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether a number lies within."""
+        """Whether a number lies within, and is one that a machine counts with."""
+        if isinstance(value, int) and abs(value) >= 2**63:
+            return False
         enough = value > self.low if self.above else value >= self.low
         return math.isfinite(value) and enough and (self.high is None or value <= self.high)
 

@@ -104,7 +104,7 @@ def read_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"the file cannot be read: {error}", where=str(path)) from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # JSON's own, and a number of thousands of digits
         mend = "put the file back, or remove it: what can be computed again will be"
         raise RunError(f"this is not valid JSON: {error}", where=str(path), mend=mend) from None
 
