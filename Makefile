@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-long lint install clean constraints results help
+.PHONY: demo test test-fast test-long lint install clean constraints results torture help
 
 help:
 	@echo "make demo       install into $(VENV), run the quickstart study, print where its report is"
 	@echo "make test       install, then formatting, lint, types, import arrows and all tests"
 	@echo "make test-fast  the same without the slow tests"
 	@echo "make results    docs/results.md and the README's table, from results/"
+	@echo "make torture    kills, fuzzed and hostile input, bad places; writes docs/reliability.md (half an hour)"
 	@echo "make test-long  what takes minutes: every study at smoke, searches, Ray, four processes"
 
 install: $(VENV)/.installed
@@ -37,6 +38,9 @@ test: lint
 
 test-long: install
 	$(BIN)/python -m pytest -m long
+
+torture: install ## kills, fuzzed and hostile input, bad places; the counts go to docs/reliability.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture --out docs/reliability.md
 
 test-fast: lint
 	$(BIN)/python -m pytest -m "not slow and not long"

@@ -21,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: of the command line.
     """
-    parser = argparse.ArgumentParser(prog="python -m torture", description="Kills, fuzzed input, hostile files, bad places.")
+    parser = argparse.ArgumentParser(
+        prog="python -m torture", description="Kills, fuzzed input, hostile files, bad places."
+    )
     parser.add_argument("--kills", type=int, default=100, help="SIGKILLs that have to hit")
     parser.add_argument("--fuzz", type=int, default=12_000, help="fuzzed inputs")
     parser.add_argument("--files", type=int, default=100_000, help="small files in the hostile folder")
@@ -34,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from torture.fuzz import again
 
         with tempfile.TemporaryDirectory() as folder:
-            again(*asked.again.rsplit(":", 1), asked.seed, Path(folder))
+            target, _, number = asked.again.rpartition(":")
+            again(target, number, asked.seed, Path(folder))
         return 0
     wanted = asked.only.split(",")
     if unknown := [name for name in wanted if name not in PARTS]:

@@ -14,16 +14,17 @@ from pathlib import Path
 from torture.found import Found
 
 ABOUT = {
-    "kills": "SIGKILL at random moments over commands under way, of a study also on its workers, alone or all at once; each is run "
-    "again, perhaps killed again, and must end in what an undisturbed run leaves: weights and answers to the bit, "
-    "figures without their times. A search must keep its budget and every trial that had ended. Commands are forked "
-    "from a process that has imported steppe, so that a kill falls into the work and not into an import; a study's "
-    "workers are processes of their own, imports and all.",
+    "kills": "SIGKILL at random moments over commands under way, of a study also on its workers, alone or all at once; "
+    "each is run again, perhaps killed again, and must end in what an undisturbed run leaves: weights and answers to "
+    "the bit, figures without their times. A search must keep its budget and every trial that had ended. Commands are "
+    "forked from a process that has imported steppe, so that a kill falls into the work and not into an import; a "
+    "study's workers are processes of their own, imports and all.",
     "fuzz": "Every input must end in a result or in an error meant for the user, within 30 s, with what was there "
     "untouched. Inputs come from seeded random mutation: the same seed gives the same inputs.",
-    "hostile": "Files that would run a program if they were unpickled carelessly (the payload creates a file, and does so when "
-    "unpickled by hand), hostile image folders, hostile names in the report.",
-    "place": "A full disk, a read-only folder, a clock that goes backwards, two processes on one run, a lost Ray worker.",
+    "hostile": "Files that would run a program if they were unpickled carelessly (the payload makes a folder, and does "
+    "so when unpickled by hand), hostile image folders, hostile names in figures and in the report.",
+    "place": "A full disk, a read-only folder, a clock that goes backwards, two processes on one run, a lost Ray "
+    "worker.",
 }
 
 

@@ -32,7 +32,7 @@ class TooLong(BaseException):
 
 def targets() -> dict[str, tuple[int, Target]]:
     """Name -> its share of the inputs, and how it is set up."""
-    from torture import fuzz_files, fuzz_texts
+    from torture import fuzz_data, fuzz_files, fuzz_texts
 
     return {
         "run configuration, text": (18, fuzz_texts.run_texts),
@@ -46,8 +46,8 @@ def targets() -> dict[str, tuple[int, Target]]:
         "run folder, gone on with": (1, fuzz_files.resumptions),
         "checkpoint": (4, fuzz_files.checkpoints),
         "weights": (4, fuzz_files.weights),
-        "image": (12, fuzz_files.images),
-        "npz": (6, fuzz_files.arrays),
+        "image": (12, fuzz_data.images),
+        "npz": (6, fuzz_data.arrays),
         "study folder": (3, fuzz_files.study_folders),
         "search folder": (1, fuzz_files.search_folders),
     }
@@ -98,9 +98,7 @@ def again(name: str, number: int | str, seed: int, place: Path) -> None:
         print(f"refused: {error}")
 
 
-def _feed(
-    found: Found, name: str, target: Target, numbers: range, seed: int, folder: Path
-) -> tuple[float, int, float]:
+def _feed(found: Found, name: str, target: Target, numbers: range, seed: int, folder: Path) -> tuple[float, int, float]:
     began = time.monotonic()
     once = target(folder)
     refused, slowest = 0, 0.0
@@ -165,3 +163,20 @@ def silent(call: Callable[[], Any]) -> None:
     """Call something whose output nobody reads."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         call()
+
+
+def command(main: Callable[[list[str]], None], arguments: list[str]) -> None:
+    """A command; its refusal counts as one.
+
+    Args:
+        main: the command line's.
+        arguments: of it.
+    """
+    code = 0
+    try:
+        silent(lambda: main(arguments))
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    if code == 2:
+        raise SteppeError("refused")
+    assert code == 0, f"exit code {code}"

@@ -9,7 +9,7 @@ from typing import Any
 from steppe.config import RunConfig, at_scale, dump_toml, load_run_config, load_study_config, parse, plan
 from steppe.config.study import StudyConfig, check_claims
 from steppe.config.toml import leaves
-from torture.fuzz import Once, silent
+from torture.fuzz import Once, command
 from torture.mutate import NUMBERS, WORDS, mutate_text, value
 
 STUDIES = Path(__file__).parent.parent / "studies"
@@ -114,7 +114,7 @@ holds = "test_accuracy[how=sam] > test_accuracy[how=base] by 0.005"
 _CLAIMS = (
     "test_accuracy[model=ViT, training=SAM] > test_accuracy[model=ViT, training=AdamW] by 0.005",
     "time_s[training=SAM] / time_s[training=Adam] < 2.2",
-    "test_accuracy[model=ViT, training=SAM, batch=split] = test_accuracy[model='ViT', training=SAM, batch=whole] within 0.005",
+    "test_accuracy[training=SAM, batch=split] = test_accuracy['training'='SAM', batch=whole] within 0.005",
     "(val_accuracy[training=SAM, batch=*] + 1e3) * −2 >= -geometry.trace[training=*] - 0.5",
 )
 
@@ -160,7 +160,9 @@ def settings(folder: Path) -> Once:
             gibibytes(rng.choice((None, *(float(n) for n in NUMBERS if abs(n) < 1e308))))
         else:
             left = rng.choice(good).partition("=")[0]
-            text = rng.choice((mutate_text(rng.choice(good), rng), f"{left}={rng.choice(WORDS)}", f"{left}={rng.choice(NUMBERS)}"))
+            text = rng.choice(
+                (mutate_text(rng.choice(good), rng), f"{left}={rng.choice(WORDS)}", f"{left}={rng.choice(NUMBERS)}")
+            )
             change_settings(table, [text])
 
     return once
@@ -170,7 +172,7 @@ def published(folder: Path) -> Once:
     """`published.csv` beside a study, mutated as text and as bytes."""
     from steppe.studies import read_published
 
-    files = [file for file in sorted(STUDIES.rglob("published.csv"))]
+    files = sorted(STUDIES.rglob("published.csv"))
     texts = [(file.read_text(), load_study_config(next(file.parent.glob("*.toml")))) for file in files]
     assert texts, "there are published figures"
     path = folder / "study.toml"
@@ -189,19 +191,37 @@ def command_lines(folder: Path) -> Once:
     """The command line with wrong words; nothing is trained, for no command is given all it needs."""
     from steppe.cli.main import main
 
-    words = ("train", "fit", "study", "run", "show", "compare", "evaluate", "geometry", "report", "cost", "symmetry", "env")
-    flags = ("--model", "--epochs", "--rho", "--out", "-o", "--only", "--set", "--device", "--budget", "--scale", "--data")
+    words = (
+        "train",
+        "fit",
+        "study",
+        "run",
+        "show",
+        "compare",
+        "evaluate",
+        "geometry",
+        "report",
+        "cost",
+        "symmetry",
+        "env",
+    )
+    flags = (
+        "--model",
+        "--epochs",
+        "--rho",
+        "--out",
+        "-o",
+        "--only",
+        "--set",
+        "--device",
+        "--budget",
+        "--scale",
+        "--data",
+    )
 
     def once(rng: random.Random) -> None:
         line = [rng.choice(words), "/nowhere", *(rng.choice((*flags, *WORDS)) for _ in range(rng.randrange(5)))]
         line = [word.replace("\x00", "") for word in line if word != "~nobody/x"]
-        try:
-            silent(lambda: main([*line, "--data", "/nowhere/at/all"]))
-        except SystemExit as end:
-            assert end.code in (0, 1, 2, None), f"exit code {end.code}"
-            if end.code == 2:
-                from steppe.errors import SteppeError
-
-                raise SteppeError("refused") from None
+        command(main, [*line, "--data", "/nowhere/at/all"])
 
     return once

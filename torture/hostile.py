@@ -1,16 +1,13 @@
-"""Hostile files: pickles that would run a program, image folders that lead elsewhere, names that would run a script."""
+"""Hostile files: pickle bombs, image folders that lead elsewhere, names that would run a script."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import pickle
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,23 +15,25 @@ from PIL import Image
 
 from steppe import data
 from steppe.config import DataConfig
+from steppe.data import Dataset
 from steppe.errors import SteppeError
+from torture.bombs import bombs
 from torture.found import Found
 
 SCRIPT = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>%{x}$a$"
-NAMES = ("two\nlines", "🎈 balloon", "\u202egnp.exe", "<script>window.hacked=1<", "' or 1=1 --", "-rf", " ", "é" * 60, "{{7*7}}", "$(id)", "a\x1b[31mb")
-
-
-class Bomb:
-    """Unpickled, it creates a file."""
-
-    def __init__(self, target: Path) -> None:
-        """Name the file."""
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Tell pickle to call `os.mkdir`."""
-        return os.mkdir, (str(self.target),)
+NAMES = (
+    "two\nlines",
+    "🎈 balloon",
+    "\u202egnp.exe",
+    "<script>window.hacked=1<",
+    "' or 1=1 --",
+    "-rf",
+    " ",
+    "é" * 60,
+    "{{7*7}}",
+    "$(id)",
+    "a\x1b[31mb",
+)
 
 
 def torture(found: Found, files: int, place: Path) -> None:
@@ -52,139 +51,6 @@ def torture(found: Found, files: int, place: Path) -> None:
     named(found, place)
     many_files(found, files, place / "many")
     in_browser(found, place)
-
-
-def bombs(found: Found, place: Path) -> None:
-    """Pickles in the place of every file that is read.
-
-    Args:
-        found: takes the account.
-        place: an empty folder to work in.
-    """
-    target = place / "exploded"
-    bomb = Bomb(target)
-    pickle.loads(pickle.dumps(bomb))
-    if not found.check("the bomb goes off when it is unpickled by hand", target.exists()):
-        return
-    target.rmdir()
-    tried = _bombed(place, bomb)
-    for name, call in tried.items():
-        refused = _refuses(found, name, call)
-        found.check(f"{name}: nothing was run", not target.exists())
-        found.check(f"{name}: the file is refused", refused)
-        if target.exists():
-            target.rmdir()
-    found.counts["pickle bombs refused, nothing run"] = f"{len(tried)}: {', '.join(tried)}"
-    found.say(f"{len(tried)} pickle bombs")
-
-
-def _bombed(place: Path, bomb: Bomb) -> dict[str, Callable[[], Any]]:
-    """Where a bomb lies -> what reads it."""
-    from steppe import models
-    from steppe.config import ModelConfig
-    from steppe.data.evaluation import read_corrupted
-    from steppe.data.storage import Files, map_files
-    from steppe.models.weights import load_pretrained
-    from steppe.runs import read_answers, read_json
-    from steppe.studies.journal import open_journal
-    from steppe.train.checkpoint import load_checkpoint
-
-    raw = pickle.dumps(bomb)
-    model = models.build(ModelConfig(name="mlp_8"), image_size=8, channels=1, classes=10)
-    zipped = io.BytesIO()
-    torch.save({"state_dict": {"head.weight": bomb}}, zipped)
-    old = io.BytesIO()
-    torch.save({"a": bomb}, old, _use_new_zipfile_serialization=False)
-    out: dict[str, Callable[[], Any]] = {}
-
-    def weights(name: str, content: bytes) -> None:
-        (place / name).write_bytes(content)
-        out[f"weights {name}"] = lambda: load_pretrained(model, str(place / name), "mlp_8")
-
-    for suffix in ("pth", "pt", "bin", "ckpt", "safetensors"):
-        weights(f"raw.{suffix}", raw)
-        weights(f"zip.{suffix}", zipped.getvalue())
-    weights("old.pth", old.getvalue())
-    for name, read in (("weights.safetensors", lambda p: models.load_weights(model, p)), ("checkpoint.safetensors", load_checkpoint)):
-        (place / name).write_bytes(raw)
-        out[f"a run's {name}"] = lambda read=read, name=name: read(place / name)  # type: ignore[misc]
-    (place / "answers.safetensors").write_bytes(raw)
-    out["a run's answers.safetensors"] = lambda: read_answers(place)
-    (place / "summary.json").write_bytes(raw)
-    out["JSON of a run"] = lambda: read_json(place / "summary.json")
-    objects = np.array([bomb, bomb], dtype=object)
-    np.savez(place / "objects.npz", x_train=objects, y_train=np.arange(2))
-    np.savez(place / "labels.npz", x_train=np.zeros((2, 4, 4), np.uint8), y_train=objects)
-    (place / "raw.npz").write_bytes(raw)
-    with zipfile.ZipFile(place / "member.npz", "w") as file:
-        file.writestr("x_train.npy", raw)
-        file.writestr("y_train.npy", raw)
-    for name in ("objects", "labels", "raw", "member"):
-        out[f"{name}.npz"] = lambda name=name: data.load(DataConfig(name=str(place / f"{name}.npz")))  # type: ignore[misc]
-    out |= _bombed_sets(place, raw, objects, read_corrupted)
-    (place / "journal").mkdir()
-    (place / "journal" / "optuna.journal").write_bytes(raw + b"\n")
-    out["a search's journal"] = lambda: open_journal(place / "journal", 0).get_trials()
-    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(place / "one.png")
-    listed = Files(place, (place / "one.png",), 4)
-    (place / "cache").mkdir()
-    np.save(place / "cache" / f"{listed.cache_key}.npy", objects, allow_pickle=True)
-
-    def cached() -> None:
-        images = map_files(listed, place / "cache").fetch(np.array([0]))
-        assert images.dtype == torch.uint8
-        raise SteppeError("made anew")
-
-    out["the cache of decoded images (made anew)"] = cached
-    return out
-
-
-def _bombed_sets(place: Path, raw: bytes, objects: Any, read_corrupted: Any) -> dict[str, Callable[[], Any]]:
-    """Named data sets whose files have a wrong checksum, and published corruptions."""
-    import socket
-
-    cifar = place / "cifar-10-batches-py"
-    cifar.mkdir()
-    for name in ("batches.meta", "test_batch", *(f"data_batch_{n}" for n in range(1, 6))):
-        (cifar / name).write_bytes(raw)
-    hundred = place / "cifar-100-python"
-    hundred.mkdir()
-    for name in ("meta", "train", "test"):
-        (hundred / name).write_bytes(raw)
-    (place / "CIFAR-10-C").mkdir()
-    np.save(place / "CIFAR-10-C" / "fog.npy", objects, allow_pickle=True)
-    np.save(place / "CIFAR-10-C" / "labels.npy", objects, allow_pickle=True)
-
-    def without_network(name: str) -> None:
-        before = socket.getaddrinfo
-
-        def nobody(*_: Any, **__: Any) -> Any:
-            raise OSError("no network in this test")
-
-        socket.getaddrinfo = nobody
-        try:
-            data.load(DataConfig(name=name), place)
-        finally:
-            socket.getaddrinfo = before
-
-    from dataclasses import replace
-
-    digits = replace(data.load(DataConfig(name="digits")), name="cifar10")
-    return {
-        "CIFAR-10 with a wrong checksum": lambda: without_network("cifar10"),
-        "CIFAR-100 with a wrong checksum": lambda: without_network("cifar100"),
-        "CIFAR-10-C as objects": lambda: read_corrupted(digits, place, "fog", 1),
-    }
-
-
-def _refuses(found: Found, name: str, call: Callable[[], Any]) -> bool:
-    try:
-        call()
-    except SteppeError:
-        return True
-    except Exception as error:
-        found.fail(f"{name}: {type(error).__name__}: {str(error)[:200]}")
-    return False
 
 
 def _picture(path: Path, value: int = 0) -> None:
@@ -213,7 +79,7 @@ def folders(found: Found, place: Path) -> None:
                 kept = data.Keeping(storage, cache=place / "cache")
                 read = data.load(DataConfig(name=str(root), image_size=8), keeping=kept)
                 assert read.fingerprint
-                count = sum(read.describe()["examples"].values())
+                count = _count(read)
                 read.train.pick(torch.arange(2))
                 found.check(f"folder with {name} is read as it should be", expected == count, f"{count} images")
         except SteppeError as error:
@@ -227,7 +93,7 @@ def folders(found: Found, place: Path) -> None:
 
 
 def _damages(place: Path) -> list[tuple[str, Callable[[Path], object], int | None]]:
-    """What is wrong with a folder of 8 images, how it is made so, and how many images remain; None where it is refused."""
+    """What is wrong with a folder of 8 images, how it is made so, and how many remain; None where it is refused."""
 
     def loop(root: Path) -> None:
         (root / "a" / "up").symlink_to("..")
@@ -254,7 +120,7 @@ def _damages(place: Path) -> list[tuple[str, Callable[[Path], object], int | Non
     def huge(root: Path) -> None:
         from random import Random
 
-        from torture.fuzz_files import huge_image
+        from torture.fuzz_data import huge_image
 
         (root / "a" / "huge.png").write_bytes(huge_image(Random(0), png=True))
 
@@ -312,6 +178,10 @@ def named(found: Found, place: Path) -> None:
     found.say("odd class names")
 
 
+def _count(dataset: Dataset) -> int:
+    return len(dataset.train) + len(dataset.val) + len(dataset.test)
+
+
 def many_files(found: Found, count: int, place: Path) -> None:
     """A folder of very many small files.
 
@@ -329,7 +199,7 @@ def many_files(found: Found, count: int, place: Path) -> None:
     made_s, began = time.monotonic() - began, time.monotonic()
     dataset = data.load(DataConfig(name=str(place)))
     read_s = time.monotonic() - began
-    total = sum(dataset.describe()["examples"].values())
+    total = _count(dataset)
     found.check("every one of the many files is read", total == count // 10 * 10, str(total))
     found.counts[f"a folder of {count:,} files"] = f"read in {read_s:.0f} s (made in {made_s:.0f} s)"
     found.say(f"{count} files read in {read_s:.0f} s")
@@ -349,10 +219,20 @@ def in_browser(found: Found, place: Path) -> None:
     hostile = {**run.read("data.json"), "name": SCRIPT, "class_names": [SCRIPT] * 10}
     run.write("data.json", hostile)
     run.write("env.json", {**run.read("env.json"), "command": [SCRIPT], "device_name": SCRIPT, SCRIPT: SCRIPT})
-    labels = [{"run_id": run.id, "labels": {SCRIPT: SCRIPT, **{str(n): name for n, name in enumerate(NAMES)}}, "seed": 0}]
+    labels = [
+        {"run_id": run.id, "labels": {SCRIPT: SCRIPT, **{str(n): name for n, name in enumerate(NAMES)}}, "seed": 0}
+    ]
     study = {"name": SCRIPT, "title": SCRIPT, "question": SCRIPT, "runs": labels, "failed": {SCRIPT: SCRIPT}}
     claim = {"text": SCRIPT, "holds": SCRIPT, "verdict": SCRIPT, "seed": SCRIPT}
-    cell = {"value": SCRIPT, "unit": SCRIPT, "measure": SCRIPT, "labels": SCRIPT, "table": SCRIPT, "row": SCRIPT, "note": SCRIPT}
+    cell = {
+        "value": SCRIPT,
+        "unit": SCRIPT,
+        "measure": SCRIPT,
+        "labels": SCRIPT,
+        "table": SCRIPT,
+        "row": SCRIPT,
+        "note": SCRIPT,
+    }
     comparison = {"claims": [claim], "cells": [cell, {**cell, "measure": None}], "finished": 1}
     page = write_report([run], place / "page.html", title=SCRIPT, study=study, comparison=comparison)
     try:
@@ -363,7 +243,9 @@ def in_browser(found: Found, place: Path) -> None:
     paths = [path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(path).exists()]
     with sync_api.sync_playwright() as driver:
         try:
-            browser = driver.chromium.launch(executable_path=paths[0] if paths else None, args=["--no-sandbox", "--disable-gpu"])
+            browser = driver.chromium.launch(
+                executable_path=paths[0] if paths else None, args=["--no-sandbox", "--disable-gpu"]
+            )
         except sync_api.Error as error:
             found.skip(f"hostile names in a browser: Chromium does not start: {str(error)[:200]}")
             return

@@ -55,7 +55,10 @@ def look_at_run(run: Path) -> Fingerprint:
     for line in lines:
         record = without_times(json.loads(line))
         last[record["epoch"]] = record
-    return found | {"metrics": [last[epoch] for epoch in sorted(last)], "checkpoint left": (run / "checkpoint.safetensors").exists()}
+    return found | {
+        "metrics": [last[epoch] for epoch in sorted(last)],
+        "checkpoint left": (run / "checkpoint.safetensors").exists(),
+    }
 
 
 def look_at_study(folder: Path) -> Fingerprint:
@@ -67,7 +70,11 @@ def look_at_study(folder: Path) -> Fingerprint:
 def _measured(file: str) -> Callable[[Path], Fingerprint]:
     def look(folder: Path) -> Fingerprint:
         left = [p.name for p in (folder / "r").glob("*.partial.json")]
-        return {file: _json(folder / "r" / file), "weights": _digest(folder / "r" / "weights.safetensors"), "left": left}
+        return {
+            file: _json(folder / "r" / file),
+            "weights": _digest(folder / "r" / "weights.safetensors"),
+            "left": left,
+        }
 
     return look
 
@@ -91,11 +98,13 @@ STUDY = """
 name = "s"
 seeds = [0]
 [base]
-batch_size = 32
+batch_size = 64
+[base.data]
+fraction = 0.5
 [base.model]
 name = "resnet_tiny"
 [base.budget]
-epochs = 4
+epochs = 3
 [axes.how.base]
 [axes.how.sam]
 minimizer = {name = "sam"}
@@ -121,14 +130,18 @@ def commands(made: Path) -> list[Command]:
     def bring_study(folder: Path) -> None:
         (folder / "s.toml").write_text(STUDY)
 
+    small = ("--fraction", 0.25, "--batch-size", 64)
     measure = ("r", "--device", "cpu", "--quick")
-    geometry = ("geometry", *measure, "--only", "lambda_max,trace,spectrum,line,noise")
-    evaluate = ("evaluate", *measure, "--only", "scores,corruptions,attacks")
+    geometry = ("geometry", *measure, "--only", "lambda_max,trace,line,noise")
+    names = "corruptions.names=gaussian_noise,fog,contrast,pixelate,glass_blur"
+    evaluate = ("evaluate", *measure, "--only", "scores,corruptions", "--set", names)
     study = ("study", "run", "s.toml", "--device", "cpu", "--workers", 2, "-o", "s")
     return [
-        train("sam", "--model", "resnet_tiny", "--batch-size", 64, "--epochs", 5, "--minimizer", "sam", share=12),
-        train("asam", "--model", "vit_tiny_p2", "--batch-size", 256, "--epochs", 3, "--minimizer", "asam", "--ema", 0.9, share=12),
-        train("adamw flip", "--model", "mlp_64", "--batch-size", 16, "--epochs", 12, "--flip", "--dropout", 0.1, share=10),
+        train("sam", *small, "--model", "resnet_tiny", "--epochs", 6, "--minimizer", "sam", share=12),
+        train("asam", *small, "--model", "vit_tiny_p2", "--epochs", 4, "--minimizer", "asam", "--ema", 0.9, share=12),
+        train(
+            "adamw flip", "--model", "mlp_64", "--batch-size", 32, "--epochs", 10, "--flip", "--dropout", 0.1, share=10
+        ),
         train("adversarial", "--model", "mlp_64", "--objective", "adversarial", "--epochs", 12, share=8),
         train("contrastive", "--model", "mlp_64", "--objective", "contrastive", "--epochs", 10, share=10),
         Command("geometry", geometry, 14, _measured("geometry.json"), bring_run),
@@ -285,7 +298,9 @@ def torture_fit(found: Found, kills: int, seed: int, place: Path) -> int:
         _check_kept(found, before, folder, moments)
         about = json.loads((folder / "f" / "fit.json").read_text())
         found.check(f"{told} keeps its budget", about["elapsed_s"] <= 1.1 * FIT_BUDGET_S + 1, f"{about['elapsed_s']} s")
-        found.check(f"{told}: its last session keeps to what was left", last_s <= 1.1 * FIT_BUDGET_S + 2, f"{last_s:.1f} s")
+        found.check(
+            f"{told}: its last session keeps to what was left", last_s <= 1.1 * FIT_BUDGET_S + 2, f"{last_s:.1f} s"
+        )
         shutil.rmtree(folder)
     return hit
 

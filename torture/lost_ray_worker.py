@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -18,7 +19,9 @@ def lock_holders(lock: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if int(process.name) != os.getpid() and any(os.readlink(h) == str(lock) for h in (process / "fd").iterdir()):
+            if int(process.name) != os.getpid() and any(
+                os.readlink(h) == str(lock) for h in (process / "fd").iterdir()
+            ):
                 found.append(int(process.name))
         except OSError:
             continue
@@ -33,7 +36,7 @@ def main(folder: Path) -> int:
     """
     import ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     base = {"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 8}}
     study = StudyConfig.model_validate({"name": "s", "base": base, "measure": {"noise_draws": 2}})
     (planned,) = plan(study)

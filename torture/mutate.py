@@ -9,16 +9,101 @@ from pathlib import Path
 from typing import Any
 
 WORDS = (
-    *("", " ", "\x00", "\n", "nan", "inf", "-inf", "1e999", "-1", "0", "99999999999999999999999", "0x1F", "1_000", "true"),
-    *("null", "[]", "{}", "[[", "]]", "''", '"', "'''", "=", ".", "..", "../..", "/dev/zero", "~nobody/x", "%s%n", "${HOME}"),
-    *("<script>", "\u202e", "\ud7ff", "🎈", "é", "A" * 300, "(" * 40, "run:", "timm:", "hf-hub:", "a.b.c", "[a=b]", "−", "by"),
+    *(
+        "",
+        " ",
+        "\x00",
+        "\n",
+        "nan",
+        "inf",
+        "-inf",
+        "1e999",
+        "-1",
+        "0",
+        "99999999999999999999999",
+        "0x1F",
+        "1_000",
+        "true",
+    ),
+    *(
+        "null",
+        "[]",
+        "{}",
+        "[[",
+        "]]",
+        "''",
+        '"',
+        "'''",
+        "=",
+        ".",
+        "..",
+        "../..",
+        "/dev/zero",
+        "~nobody/x",
+        "%s%n",
+        "${HOME}",
+    ),
+    *(
+        "<script>",
+        "\u202e",
+        "\ud7ff",
+        "🎈",
+        "é",
+        "A" * 300,
+        "(" * 40,
+        "run:",
+        "timm:",
+        "hf-hub:",
+        "a.b.c",
+        "[a=b]",
+        "−",
+        "by",
+    ),
     *("*", "within", "1970-01-01", "07:32:00", "#", "\r", "\t", "\u2028", "{{7*7}}", "--help", "\x1b[31m"),
 )
-NUMBERS = (0, 1, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 0.0, -0.0, 1e-320, 1e308, math.inf, -math.inf, math.nan)
+NUMBERS = (
+    0,
+    1,
+    -1,
+    2**31,
+    2**63,
+    2**64,
+    -(2**63) - 1,
+    10**400,
+    0.0,
+    -0.0,
+    1e-320,
+    1e308,
+    math.inf,
+    -math.inf,
+    math.nan,
+)
 JSONS = (
-    *(b"", b"null", b"[]", b"{}", b"0", b'"x"', b"[" * 100_000, b'{"a":' * 50_000, b"NaN", b'{"status": NaN}', b"\xff\xfe{}"),
-    *(b'{"status": "finished", "test": [], "epochs": 1e999}', b'{"status": {"a": 1}}', b"1" * 20_000, b'{"a": 1}{"a": 2}'),
-    *(b'{"\\ud800": "\\udfff"}', b'{"epoch": "x"}\n{"epoch": null}\n', b"{" + b'"k":1,' * 5000 + b'"k":1}', b"\x00" * 64),
+    *(
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"0",
+        b'"x"',
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b"NaN",
+        b'{"status": NaN}',
+        b"\xff\xfe{}",
+    ),
+    *(
+        b'{"status": "finished", "test": [], "epochs": 1e999}',
+        b'{"status": {"a": 1}}',
+        b"1" * 20_000,
+        b'{"a": 1}{"a": 2}',
+    ),
+    *(
+        b'{"\\ud800": "\\udfff"}',
+        b'{"epoch": "x"}\n{"epoch": null}\n',
+        b"{" + b'"k":1,' * 5000 + b'"k":1}',
+        b"\x00" * 64,
+    ),
 )
 
 
@@ -35,7 +120,10 @@ def value(rng: random.Random, depth: int = 0) -> Any:
         return None
     if kind == 6:
         return [value(rng, depth + 1) for _ in range(rng.randrange(4))]
-    return {rng.choice((*WORDS[:20], "name", "epoch", "value", "settings")): value(rng, depth + 1) for _ in range(rng.randrange(4))}
+    return {
+        rng.choice((*WORDS[:20], "name", "epoch", "value", "settings")): value(rng, depth + 1)
+        for _ in range(rng.randrange(4))
+    }
 
 
 def flip(data: bytes, rng: random.Random) -> bytes:
@@ -62,7 +150,11 @@ def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
         return data[:at] + rng.choice((b"\x00", b"\xff", b"\x7f")) * length + data[at + length :]
     if kind == 5:  # the numbers of a header
         early = rng.randrange(min(len(data), 64) + 1)
-        return data[:early] + rng.choice((b"\xff" * 4, b"\x00" * 4, b"\x7f\xff\xff\xff", b"\x00\x00\xff\xff")) + data[early + 4 :]
+        return (
+            data[:early]
+            + rng.choice((b"\xff" * 4, b"\x00" * 4, b"\x7f\xff\xff\xff", b"\x00\x00\xff\xff"))
+            + data[early + 4 :]
+        )
     return flip(data, rng)
 
 
@@ -92,7 +184,11 @@ def mutate_text(text: str, rng: random.Random) -> str:
         elif kind == 6:
             text = text[:at] + text[at:].swapcase()
         else:
-            text = text[:at] + rng.choice(("[" * 2000, "(" * 5000, "{a=" * 500, "a." * 3000, "-" * 5000, "\n" * 50)) + text[at:]
+            text = (
+                text[:at]
+                + rng.choice(("[" * 2000, "(" * 5000, "{a=" * 500, "a." * 3000, "-" * 5000, "\n" * 50))
+                + text[at:]
+            )
     return text
 
 

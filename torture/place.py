@@ -19,7 +19,21 @@ from torture import process
 from torture.found import Found
 from torture.kills import STUDY, Fingerprint, look_at_run, look_at_study
 
-TRAIN = ("train", "--device", "cpu", "--model", "mlp_32", "--batch-size", 128, "--epochs", 6, "--minimizer", "sam", "-o", "r")
+TRAIN = (
+    "train",
+    "--device",
+    "cpu",
+    "--model",
+    "mlp_32",
+    "--batch-size",
+    128,
+    "--epochs",
+    6,
+    "--minimizer",
+    "sam",
+    "-o",
+    "r",
+)
 
 
 def torture(found: Found, seed: int, place: Path) -> None:
@@ -95,7 +109,9 @@ def disk_full(found: Found, expected: Fingerprint, rng: random.Random, place: Pa
         found.check(f"files of at most {size} bytes: refused or done", done.code in (0, 2), f"code {done.code}")
         _same(found, f"files of at most {size} bytes", folder, expected)
     found.check("some of the limits were felt", refused >= 3, str(refused))
-    found.counts["disk full, by a limit on file sizes"] = f"{len(sizes)} sizes, {refused} refused; all went on to the identical result"
+    found.counts["disk full, by a limit on file sizes"] = (
+        f"{len(sizes)} sizes, {refused} refused; all went on to the identical result"
+    )
     with _mounted(place / "small", "size=256k") as small:
         if small is None:
             found.skip("a small file system that is full: it takes root and the right to mount")
@@ -122,7 +138,9 @@ def disk_full(found: Found, expected: Fingerprint, rng: random.Random, place: Pa
 def _mounted(folder: Path, options: str) -> Iterator[Path | None]:
     """A file system in memory, for those who may mount one."""
     folder.mkdir()
-    done = subprocess.run(("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)), capture_output=True, check=False)
+    done = subprocess.run(
+        ("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)), capture_output=True, check=False
+    )
     if done.returncode:
         yield None
         return
@@ -176,7 +194,9 @@ def read_only(found: Found, expected: Fingerprint, place: Path) -> None:
             lock(False)
         left = look_at_run(inside / "r")
         found.check("a run in a read-only folder stays as it was", left == expected)
-    found.counts["read-only folder"] = "5 commands refused in words; reading goes on" + (" (tmpfs mounted ro)" if root else " (modes)")
+    found.counts["read-only folder"] = "5 commands refused in words; reading goes on" + (
+        " (tmpfs mounted ro)" if root else " (modes)"
+    )
     found.say("read-only folder")
 
 
@@ -216,8 +236,8 @@ def clock_backwards(found: Found, expected: Fingerprint, place: Path) -> None:
     done = process.run(measure, begun, begun / "log3", before=backwards)
     found.check("it can be measured with a clock that goes backwards", done.code == 0, done.said)
     found.counts["clock going backwards"] = (
-        "an hour back at every `time.time()` (replaced in the process; the kernel's clock and `datetime` are not), and a run "
-        "whose files are ten years ahead: identical results, no negative time"
+        "an hour back at every `time.time()` (replaced in the process; the kernel's clock and `datetime` are not), and "
+        "a run whose files are ten years ahead: identical results, no negative time"
     )
     found.say("clock going backwards")
 
@@ -242,9 +262,13 @@ def two_on_a_run(found: Found, expected: Fingerprint, rng: random.Random, place:
         refused += 2 in codes
         found.check(f"pair {number}: one is done, the other done or refused", codes in ([0, 0], [0, 2]), str(codes))
         if 2 in codes:
-            _told(found, f"pair {number}", first if first.code == 2 else second, "another process is working on this run")
+            _told(
+                found, f"pair {number}", first if first.code == 2 else second, "another process is working on this run"
+            )
         found.check(f"pair {number}: the result is identical", look_at_run(folder / "r") == expected)
-    found.counts["two processes on one run"] = f"{pairs} pairs, in {refused} of them one was refused; every result identical"
+    found.counts["two processes on one run"] = (
+        f"{pairs} pairs, in {refused} of them one was refused; every result identical"
+    )
     found.say("two processes on one run")
 
 
@@ -288,6 +312,8 @@ def lost_ray_worker(found: Found, place: Path) -> None:
         check=False,
     )
     said = (done.stdout + done.stderr)[-1500:]
-    if found.check("a study on Ray survives the loss of a worker, with the identical result", done.returncode == 0, said):
+    if found.check(
+        "a study on Ray survives the loss of a worker, with the identical result", done.returncode == 0, said
+    ):
         found.counts["a lost Ray worker"] = "1 killed in the middle of its run; the run went on to the identical result"
     found.say("a lost Ray worker")

@@ -88,6 +88,8 @@ class Process:
 
 def preload() -> None:
     """Import what a command needs, so that a fork has it."""
+    import sklearn.datasets  # noqa: F401
+
     import steppe.cli.main
     import steppe.evaluate.measures
     import steppe.report
@@ -98,9 +100,7 @@ def preload() -> None:
         import optuna  # noqa: F401
 
 
-def start(
-    arguments: Sequence[object], folder: Path, log: Path, before: Callable[[], None] | None = None
-) -> Process:
+def start(arguments: Sequence[object], folder: Path, log: Path, before: Callable[[], None] | None = None) -> Process:
     """Start `steppe` on these arguments in a folder.
 
     Args:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.config import StudyConfig, at_scale, load_study_config, plan
+from steppe.config import StudyConfig, at_scale, load_study_config, parse, plan
 from steppe.config.claims import (
     ClaimSyntaxError,
     Measure,
@@ -183,3 +183,12 @@ def test_bad_claims_are_refused_when_the_study_is_loaded(tmp_path, holds, messag
 def test_a_claim_may_be_about_cells_that_one_scale_lacks(tmp_path):
     study = load_study_config(write(tmp_path, STUDY + CLAIM.format("epochs[model=ResNet, training=SAM] > 0")))
     assert study.claims[0].text == "so it is"
+
+
+@pytest.mark.parametrize("text", ["(" * 3000, "-" * 3000, "a[x=1]+" * 101, "a[x=1] > " + "b" * 6000])
+def test_a_claim_too_deep_to_be_followed_is_refused(text):
+    with pytest.raises(ClaimSyntaxError, match="at most"):
+        parse_claim(text)
+    study = {"name": "s", "claims": [{"text": "t", "holds": text}]}
+    with pytest.raises(ConfigError, match="at most"):
+        parse(StudyConfig, study, where="here")

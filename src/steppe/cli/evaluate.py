@@ -32,7 +32,9 @@ def _draw(subject: Any, found: dict[str, Any]) -> int:
     title = plain(subject.folder.resolve().name)
     if "scores" in found:
         figures["calibration"] = draw.draw_reliability(found["scores"], title)
-        figures["confusion"] = draw.draw_confusion(found["scores"], [plain(name) for name in subject.dataset.classes], title)
+        figures["confusion"] = draw.draw_confusion(
+            found["scores"], [plain(name) for name in subject.dataset.classes], title
+        )
     if "corruptions" in found:
         figures["corruptions"] = draw.draw_corruptions(found["corruptions"], title)
     for name, figure in figures.items():

@@ -101,7 +101,8 @@ def check_value(value: Any, allowed: Allowed, where: str) -> None:
     """Refuse a value that is not allowed."""
     key = where.removeprefix("--set ").partition("=")[0]
     if isinstance(allowed, Range) and not allowed.holds(value):
-        raise ConfigError(f"{key} cannot be {value:g}", where=where, mend=f"choose a number: {allowed}")
+        shown = f"{value:g}" if isinstance(value, float) else str(value)[:40]
+        raise ConfigError(f"{key} cannot be {shown}", where=where[:200], mend=f"choose a number: {allowed}")
     if isinstance(allowed, tuple) and not isinstance(value, bool) and value not in allowed:
         raise ConfigError(f"{key} cannot be {value!r}", where=where, mend=f"choose one of: {', '.join(allowed)}")
     if isinstance(allowed, Text) and not str(value).strip():

@@ -23,7 +23,7 @@ def write_atomically(path: str | Path, content: bytes | str) -> None:
     temporary = None
     try:
         if path.is_symlink():
-            path = path.resolve()  # what it points to is replaced, not the link
+            path = _target(path)
         if path.exists() and not path.is_file():
             raise RunError(
                 "this is not a plain file, so it is not replaced", where=str(path), mend="choose another name"
@@ -120,6 +120,14 @@ def explain_os_error(error: OSError, path: str | Path) -> RunError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return RunError("this may not be written", where=where, mend="choose a folder you may write to")
     return RunError(f"this cannot be written: {error.strerror or error}", where=where, mend="choose another folder")
+
+
+def _target(link: Path) -> Path:
+    """What a link leads to: that is replaced, and not the link."""
+    try:
+        return link.resolve(strict=False)
+    except (RuntimeError, OSError):  # which of them is a matter of Python's version
+        raise RunError("this link leads to itself", where=str(link), mend="remove it") from None
 
 
 def _umask() -> int:

@@ -90,7 +90,12 @@ def _check_counters(training: Training, tree: dict[str, Any]) -> None:
     numbers = {key: tree[key] for key in ("time_s", "best_val")}
     wrong = [key for key, value in counters.items() if not isinstance(value, int) or value < 0]
     wrong += [key for key, value in numbers.items() if not isinstance(value, int | float)]
-    if not wrong and not (tree["stage"] < len(training.stages) and 0 < tree["threads"] <= MOST_THREADS):
-        wrong = ["stage or threads"]
+    if not wrong:
+        fits = {
+            "stage": tree["stage"] < len(training.stages),
+            "threads": 0 < tree["threads"] <= MOST_THREADS,
+            "began": tree["began"] <= tree["steps"],
+        }
+        wrong = [key for key, fit in fits.items() if not fit]
     if wrong:
         raise RunError(f"its {wrong[0]} cannot be right")
