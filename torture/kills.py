@@ -142,11 +142,11 @@ def commands(made: Path) -> list[Command]:
         train(
             "adamw flip", "--model", "mlp_64", "--batch-size", 32, "--epochs", 10, "--flip", "--dropout", 0.1, share=10
         ),
-        train("adversarial", "--model", "mlp_64", "--objective", "adversarial", "--epochs", 12, share=8),
+        train("adversarial", "--model", "mlp_64", "--objective", "adversarial", "--epochs", 12, share=12),
         train("contrastive", "--model", "mlp_64", "--objective", "contrastive", "--epochs", 10, share=10),
         Command("geometry", geometry, 14, _measured("geometry.json"), bring_run),
         Command("evaluate", evaluate, 12, _measured("robustness.json"), bring_run),
-        Command("study", study, 14, look_at_study, bring_study),
+        Command("study", study, 10, look_at_study, bring_study),
     ]
 
 

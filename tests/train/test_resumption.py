@@ -53,3 +53,13 @@ def test_counters_that_cannot_be_right_are_refused(begun, key, value):
     with pytest.raises(RunError, match="does not fit"):
         train(config, digits, folder, device="cpu")
     assert not Run(folder).finished
+
+
+def test_a_checkpoint_that_a_kill_left_behind_a_finished_run_goes(begun):
+    config, digits, folder, tree = begun
+    save_checkpoint(Run(folder).checkpoint, tree)
+    run = train(config, digits, folder, device="cpu")
+    weights = run.weights.read_bytes()
+    save_checkpoint(run.checkpoint, tree)  # killed after the summary, before the checkpoint was removed
+    assert train(config, digits, folder, device="cpu").weights.read_bytes() == weights
+    assert not run.checkpoint.exists()
