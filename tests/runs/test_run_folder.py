@@ -135,6 +135,22 @@ def test_only_plain_files_are_replaced(tmp_path):
         create_run(tmp_path / "real", RunConfig())
 
 
+def test_records_that_are_a_folder_are_told(tmp_path):
+    run = create_run(tmp_path / "r", RunConfig())
+    (run.path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunError, match="records cannot be read"):
+        run.metrics()
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999"])
+def test_what_could_not_be_written_again_is_damage(tmp_path, text):
+    run = create_run(tmp_path / "r", RunConfig())
+    (run.path / "cost.json").write_text(f'{{"parameters": {text}}}')
+    with pytest.raises(RunError, match="not a finite number"):
+        run.read("cost.json")
+    assert run.read_or_empty("cost.json") == {}
+
+
 def test_a_link_to_itself_is_told(tmp_path):
     (tmp_path / "f.json").symlink_to("f.json")
     with pytest.raises(RunError, match="leads to itself"):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import tempfile
 import time
@@ -101,12 +102,20 @@ def write_json(path: str | Path, value: Any) -> None:
 def read_json(path: str | Path) -> Any:
     """Read a JSON file of a run folder, naming the file if it is damaged."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"the file cannot be read: {error}", where=str(path)) from None
     except (ValueError, RecursionError) as error:  # JSON's own, and a number of thousands of digits
         mend = "put the file back, or remove it: what can be computed again will be"
         raise RunError(f"this is not valid JSON: {error}", where=str(path), mend=mend) from None
+
+
+def _finite(text: str) -> float:
+    """Read a number; one that is none, or too large to be told from infinity, could not be written again."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
 
 
 def explain_os_error(error: OSError, path: str | Path) -> RunError:

@@ -124,7 +124,10 @@ class Run:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        lines = path.read_bytes().split(b"\n")
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise RunError(f"the records cannot be read: {error.strerror}", where=str(path)) from None
         records: list[dict[str, Any]] = []
         for number, line in enumerate(lines, 1):
             if not line.strip():
