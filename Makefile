@@ -10,7 +10,7 @@ help:
 	@echo "make test       install, then formatting, lint, types, import arrows and all tests"
 	@echo "make test-fast  the same without the slow tests"
 	@echo "make results    docs/results.md and the README's table, from results/"
-	@echo "make torture    kills, fuzzed and hostile input, bad places; writes docs/reliability.md (half an hour)"
+	@echo "make torture    kills, fuzzed and hostile input, bad places; writes docs/reliability.md (ten minutes)"
 	@echo "make test-long  what takes minutes: every study at smoke, searches, Ray, four processes"
 
 install: $(VENV)/.installed
