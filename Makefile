@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-long lint docs install clean constraints results help
+.PHONY: demo test test-fast test-long lint docs install clean constraints results torture help
 
 help:
 	@echo "make demo       install into $(VENV), run the quickstart study, print where its report is"
@@ -11,6 +11,7 @@ help:
 	@echo "make test-fast  the same without the slow tests"
 	@echo "make results    docs/results.md and the README's table, from results/"
 	@echo "make docs       build the documentation into site/; a broken link or name fails"
+	@echo "make torture    kills, fuzzed and hostile input, bad places; writes docs/reliability.md (ten minutes)"
 	@echo "make test-long  what takes minutes: every study at smoke, searches, Ray, four processes"
 
 install: $(VENV)/.installed
@@ -38,6 +39,9 @@ test: lint
 
 test-long: install
 	$(BIN)/python -m pytest -m long
+
+torture: install ## kills, fuzzed and hostile input, bad places; the counts go to docs/reliability.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture --out docs/reliability.md
 
 test-fast: lint
 	$(BIN)/python -m pytest -m "not slow and not long"

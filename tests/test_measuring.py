@@ -113,3 +113,9 @@ def test_every_model_sees_the_same_images():
     assert torch.equal(sample(100, 10), sample(100, 10))
     assert torch.equal(sample(100, 10), sample(100, 20)[:10])
     assert sorted(sample(7, 100).tolist()) == list(range(7))
+
+
+def test_numbers_no_machine_counts_with_are_refused():
+    table = {"m": Measure(lambda *_: {}, "", {"count": 3})}
+    with pytest.raises(ConfigError, match="count"):
+        change_settings(table, [f"m.count={10**400}"])

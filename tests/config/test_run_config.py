@@ -303,3 +303,16 @@ def test_mistakes_in_a_study_are_explained(values, expected):
     with pytest.raises(ConfigError) as caught:
         plan(study(**values))
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("section", ["minimizer", "optimizer"])
+def test_a_name_that_is_none_is_the_default_and_survives_its_file(section, tmp_path):
+    config = RunConfig.model_validate({section: {"name": None}})
+    (tmp_path / "run.toml").write_text(dump_toml(config))
+    assert load_run_config(tmp_path / "run.toml") == config == RunConfig()
+
+
+def test_a_number_of_thousands_of_digits_is_told(tmp_path):
+    (tmp_path / "run.toml").write_text("seed = " + "1" * 5000)
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_run_config(tmp_path / "run.toml")

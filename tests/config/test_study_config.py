@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.config import StudyConfig, at_scale, load_study_config, plan
+from steppe.config import StudyConfig, at_scale, load_study_config, parse, plan
 from steppe.config.claims import (
     ClaimSyntaxError,
     Measure,
@@ -249,3 +249,12 @@ def test_a_wrong_key_of_an_adjustment_is_told_when_it_is_planned(tmp_path):
     study = load_study_config(write(tmp_path, ADJUSTED.replace("batch_size = 8", "batch_sice = 8")))
     with pytest.raises(ConfigError, match="batch_size"):
         plan(at_scale(study, "smoke"))
+
+
+@pytest.mark.parametrize("text", ["(" * 3000, "-" * 3000, "a[x=1]+" * 101, "a[x=1] > " + "b" * 6000])
+def test_a_claim_too_deep_to_be_followed_is_refused(text):
+    with pytest.raises(ClaimSyntaxError, match="at most"):
+        parse_claim(text)
+    study = {"name": "s", "claims": [{"text": "t", "holds": text}]}
+    with pytest.raises(ConfigError, match="at most"):
+        parse(StudyConfig, study, where="here")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -346,3 +347,11 @@ def test_damaged_pickles_of_torchvisions_layout_are_not_opened(tmp_path, monkeyp
     with pytest.raises(DataError, match="cifar-10-batches-py"):
         load(DataConfig(name="cifar10"), tmp_path)
     assert not (tmp_path / "exploded").exists()
+
+
+def test_members_that_are_no_arrays_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "set.npz", "w") as file:
+        file.writestr("x_train.npy", b"not an array")
+        file.writestr("y_train.npy", b"neither")
+    with pytest.raises(DataError, match="not a readable"):
+        load(DataConfig(name=str(tmp_path / "set.npz")))

@@ -175,3 +175,17 @@ def test_images_are_kept_no_larger_than_they_are(folder):
     assert next(in_order(dataset.val, dataset, batch_size=2, device=CPU))[0].shape == (2, 3, 64, 64)
     larger = load(DataConfig(name=str(folder), image_size=12, stored_size=18))
     assert (larger.train.shape, larger.image_size) == ((3, 18, 18), 12)
+
+
+@pytest.mark.parametrize("storage", ["memory", "cache", "stream"])
+def test_names_need_not_be_utf8(folder, tmp_path, storage):
+    first = next(folder.rglob("*.png"))
+    os.rename(first, os.fsencode(first.parent) + b"/\xff.png")
+    read = load(DataConfig(name=str(folder), image_size=8), keeping=Keeping(storage, cache=tmp_path / "cache"))
+    assert read.fingerprint
+
+
+def test_a_header_that_makes_no_sense_is_a_damaged_file(folder):
+    (next(folder.rglob("*.png")).parent / "odd.ppm").write_bytes(b"P6 12 1225999999999999 255\n")
+    with pytest.raises(DataError, match=r"odd\.ppm"):
+        load(DataConfig(name=str(folder), image_size=8))

@@ -247,3 +247,9 @@ def test_names_of_timm_are_fetched_by_timm(monkeypatch):
     finetune("vit_ti_p16", "timm", size=32)
     finetune("vit_ti_p4", "timm:vit_tiny_patch16_224", size=32)
     assert asked == ["vit_tiny_patch16_224"] * 2
+
+
+def test_a_head_without_dimensions_begins_afresh(tmp_path):
+    state = {**trained("mlp_8", 8).state_dict(), "head.weight": torch.tensor(1.0), "head.bias": torch.tensor(1.0)}
+    save_file(state, tmp_path / "w.safetensors")
+    assert finetune("mlp_8", tmp_path / "w.safetensors", 8).head.weight.shape == (10, 8)

@@ -98,3 +98,11 @@ def test_a_sheet_is_bare_cells(tmp_path):
     assert (sheet[:16, :16] == 0).all()
     assert (sheet[:16, 16:] == [200, 0, 0]).all()
     assert sheet[16:, 16:].astype(int).sum() > 10 * sheet[16:, :16].astype(int).sum()  # hot where attention is high
+
+
+@pytest.mark.parametrize("name", ["$\\frac$", "\udcff\udcfe", "a\x1bb", "two\nlines", "$a$"])
+def test_any_name_can_be_drawn(name, tmp_path):
+    found = {"confusion": [[3, 1], [0, 4]]}
+    figure = paper_robustness.draw_confusion(found, [paper.plain(name), "other"], paper.plain(name))
+    for path in paper.save(figure, tmp_path / "figure"):
+        assert path.stat().st_size > 1000

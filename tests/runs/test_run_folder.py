@@ -135,6 +135,28 @@ def test_only_plain_files_are_replaced(tmp_path):
         create_run(tmp_path / "real", RunConfig())
 
 
+def test_records_that_are_a_folder_are_told(tmp_path):
+    run = create_run(tmp_path / "r", RunConfig())
+    (run.path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunError, match="records cannot be read"):
+        run.metrics()
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999"])
+def test_what_could_not_be_written_again_is_damage(tmp_path, text):
+    run = create_run(tmp_path / "r", RunConfig())
+    (run.path / "cost.json").write_text(f'{{"parameters": {text}}}')
+    with pytest.raises(RunError, match="not a finite number"):
+        run.read("cost.json")
+    assert run.read_or_empty("cost.json") == {}
+
+
+def test_a_link_to_itself_is_told(tmp_path):
+    (tmp_path / "f.json").symlink_to("f.json")
+    with pytest.raises(RunError, match="leads to itself"):
+        write_json(tmp_path / "f.json", {})
+
+
 def test_find_runs(tmp_path):
     a = create_run(tmp_path / "x" / "a", RunConfig(seed=1))
     b = create_run(tmp_path / "x" / "y" / "b", RunConfig(seed=2))
@@ -156,3 +178,34 @@ def test_records_of_time_that_was_lost_do_not_count(tmp_path):
     for epoch in (1, 2, 3, 2):
         run.append_metrics({"epoch": epoch, "order": len(run.metrics())})
     assert [(r["epoch"], r["order"]) for r in run.metrics()] == [(1, 0), (2, 3)]
+
+
+def test_a_number_of_thousands_of_digits_is_told(tmp_path):
+    run = create_run(tmp_path / "r", RunConfig())
+    (run.path / "summary.json").write_text("1" * 5000)
+    with pytest.raises(RunError, match="not valid JSON"):
+        _ = run.summary
+
+
+@pytest.mark.parametrize(
+    "record", ['{"loss": 1}', '{"epoch": 1, "time_s": NaN}', '{"epoch": 1, "steps": "x"}', "[]", '{"epoch": 1e999}']
+)
+def test_records_that_cannot_be_counted_with_are_damage(tmp_path, record):
+    run = create_run(tmp_path / "r", RunConfig())
+    (run.path / "metrics.jsonl").write_text(f'{record}\n{{"epoch": 2}}\n')
+    with pytest.raises(RunError, match="line 1"):
+        run.metrics()
+
+
+def test_a_run_that_another_process_made_meanwhile_is_opened(tmp_path, monkeypatch):
+    """The other held the lock already, and cleared our unfinished file away as a leftover."""
+    config, replace = RunConfig(), os.replace
+
+    def too_late(source, target):
+        monkeypatch.setattr(os, "replace", replace)
+        create_run(tmp_path / "r", config)
+        os.unlink(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", too_late)
+    assert create_run(tmp_path / "r", config).config == config

@@ -327,3 +327,12 @@ def test_wrong_input_is_one_message(arguments, expected, tmp_path, monkeypatch, 
     assert expected in said
     assert "Traceback" not in said
     assert not (tmp_path / "runs" / "fit-digits" / "fit.json").exists()
+
+
+@pytest.mark.parametrize("line", [b"{\n", b'"text"\n', b"\xff\xfe\n", b'{"op_code": 99}\n', b'{"op_code": 0}\n'])
+def test_a_damaged_journal_is_told(tmp_path, line):
+    open_journal(tmp_path, 0)
+    journal = tmp_path / "optuna.journal"
+    journal.write_bytes(line + journal.read_bytes())
+    with pytest.raises(RunError, match="journal cannot be read"):
+        open_journal(tmp_path, 0)

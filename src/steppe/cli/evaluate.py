@@ -26,13 +26,15 @@ def _table() -> Mapping[str, Measure]:
 
 def _draw(subject: Any, found: dict[str, Any]) -> int:
     from steppe.report import paper_robustness as draw
-    from steppe.report.paper import save
+    from steppe.report.paper import plain, save
 
     figures: dict[str, Any] = {}
-    title = subject.folder.resolve().name
+    title = plain(subject.folder.resolve().name)
     if "scores" in found:
         figures["calibration"] = draw.draw_reliability(found["scores"], title)
-        figures["confusion"] = draw.draw_confusion(found["scores"], subject.dataset.classes, title)
+        figures["confusion"] = draw.draw_confusion(
+            found["scores"], [plain(name) for name in subject.dataset.classes], title
+        )
     if "corruptions" in found:
         figures["corruptions"] = draw.draw_corruptions(found["corruptions"], title)
     for name, figure in figures.items():

@@ -37,7 +37,7 @@ def _draw(subject: Any, found: dict[str, Any]) -> int:
     from steppe.report import paper as draw
 
     figures: dict[str, Any] = {}
-    title = subject.folder.resolve().name
+    title = draw.plain(subject.folder.resolve().name)
     if "lambda_max" in found:
         parts = found["lambda_max"]["parts"].items()
         largest = {part: values["lambda_max"]["value"] for part, values in parts}
@@ -54,7 +54,7 @@ def _draw(subject: Any, found: dict[str, Any]) -> int:
     if "landscape" in found:
         figures["landscape"] = draw.draw_landscape(found["landscape"], title)
     if "between" in found:
-        other = found["between"]["settings"].get("with", "the other").rstrip("/").rsplit("/", 1)[-1]
+        other = draw.plain(found["between"]["settings"].get("with", "the other").rstrip("/").rsplit("/", 1)[-1])
         figures["between"] = draw.draw_between(found["between"], ends=(title, other))
     if "attention" in found:
         images, maps = _attention(subject, found["attention"])

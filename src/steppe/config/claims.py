@@ -145,6 +145,8 @@ def pick_cells(measure: Measure, cells: Sequence[Labels]) -> list[Labels]:
 
 
 _SIGNS = (">=", "<=", ">", "<", "=")
+LONGEST, MOST_PARTS = 5000, 100
+"""Characters of a claim, and numbers, measures, signs and parentheses in it, at the most: readers go into its depth."""
 _TOKEN = re.compile(
     r"\s*(?P<token>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[A-Za-z_]\w*(?:\.\w+)*|>=|<=|[-−+*/()<>=\[\],])"
 )
@@ -156,7 +158,9 @@ class _Reader:
     """Reads a text from left to right, one symbol ahead."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text, self.at, self.parts = text, 0, 0
+        if len(text) > LONGEST:
+            raise self.error(f"a claim has at most {LONGEST} characters")
 
     def error(self, why: str) -> ClaimSyntaxError:
         rest = self.text[self.at :].strip()
@@ -196,6 +200,9 @@ class _Reader:
         return left
 
     def factor(self) -> Expression:
+        self.parts += 1
+        if self.parts > MOST_PARTS:
+            raise self.error(f"a claim has at most {MOST_PARTS} parts")
         if self.take("-", "−"):
             return Operation("-", Number(0.0), self.factor())
         if self.take("("):

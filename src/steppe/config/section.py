@@ -18,8 +18,9 @@ def with_defaults(values: Any, table: Mapping[str, Mapping[str, Any]], default_n
     """Fill what is not given from the row of the chosen name; leave anything odd for pydantic to refuse."""
     if not isinstance(values, Mapping):
         return values
-    row = table.get(values.get("name", default_name), {}) if isinstance(values.get("name", ""), str) else {}
     given = {k: v for k, v in values.items() if v is not None}
+    name = given.get("name", default_name)
+    row = table.get(name, {}) if isinstance(name, str) else {}
     return {**row, **given}
 
 

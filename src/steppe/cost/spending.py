@@ -20,7 +20,7 @@ def training_speed(records: Sequence[dict[str, Any]], batch_size: int, compile_s
         batch_size: images in a step.
         compile_s: seconds spent on compiling.
     """
-    ends = [(0, 0.0), *((int(record["steps"]), float(record["time_s"])) for record in records)]
+    ends = [(0, 0.0), *((int(record.get("steps", 0)), float(record.get("time_s", 0.0))) for record in records)]
     epochs = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(ends) if b[0] > a[0] and b[1] > a[1]]
     if not epochs:
         return {"time_per_epoch_s": None, "images_per_s": None, "warmup_s": None, "compile_s": compile_s}

@@ -168,6 +168,10 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> Source:
         with np.load(path, allow_pickle=False) as file:
             found = list(file.files)
             arrays = {key: file[key] for key in wanted if key in found}
+            if not all(
+                isinstance(array, np.ndarray) for array in arrays.values()
+            ):  # numpy gives other members as bytes
+                raise ValueError
     except FileNotFoundError:
         raise DataError("there is no such file", where=where, mend="check the path") from None
     except Exception as error:  # zip, zlib, header and pickle troubles all have types of their own

@@ -18,7 +18,9 @@ class Range:
     above: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether a number lies within."""
+        """Whether a number lies within, and is one that a machine counts with."""
+        if isinstance(value, int) and abs(value) >= 2**63:
+            return False
         enough = value > self.low if self.above else value >= self.low
         return math.isfinite(value) and enough and (self.high is None or value <= self.high)
 
@@ -99,7 +101,8 @@ def check_value(value: Any, allowed: Allowed, where: str) -> None:
     """Refuse a value that is not allowed."""
     key = where.removeprefix("--set ").partition("=")[0]
     if isinstance(allowed, Range) and not allowed.holds(value):
-        raise ConfigError(f"{key} cannot be {value:g}", where=where, mend=f"choose a number: {allowed}")
+        shown = f"{value:g}" if isinstance(value, float) else str(value)[:40]
+        raise ConfigError(f"{key} cannot be {shown}", where=where[:200], mend=f"choose a number: {allowed}")
     if isinstance(allowed, tuple) and not isinstance(value, bool) and value not in allowed:
         raise ConfigError(f"{key} cannot be {value!r}", where=where, mend=f"choose one of: {', '.join(allowed)}")
     if isinstance(allowed, Text) and not str(value).strip():

@@ -79,7 +79,7 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
     if all(key in state and state[key].shape == own[key].shape for key in head):
         fitted |= {key: state[key].to(own[key].dtype) for key in head}
     else:
-        there = next((len(state[key]) for key in sorted(head) if key in state), None)
+        there = next((len(state[key]) for key in sorted(head) if key in state and state[key].ndim), None)
         had = f"has {there} classes" if there else "has none"
         _say(f"the head begins afresh: {source} {had}, this run {len(own[min(head)])}")
     unused = [key for key in state if key not in own]

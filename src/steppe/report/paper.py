@@ -41,6 +41,15 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png", "pdf")) ->
     return paths
 
 
+def plain(text: str) -> str:
+    """A name as matplotlib shows it: no formula between dollars, no signs that cannot be drawn.
+
+    Args:
+        text: the name of a folder or a class.
+    """
+    return "".join(c if c.isprintable() else "�" for c in text).replace("$", r"\$")
+
+
 def draw_landscape(found: Mapping[str, Any], title: str = "") -> Figure:
     """The loss on a square, as contours and as a surface; the cross is the model."""
     steps = np.array(found["steps"], dtype=float)

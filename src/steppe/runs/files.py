@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import tempfile
 import time
@@ -23,7 +24,7 @@ def write_atomically(path: str | Path, content: bytes | str) -> None:
     temporary = None
     try:
         if path.is_symlink():
-            path = path.resolve()  # what it points to is replaced, not the link
+            path = _target(path)
         if path.exists() and not path.is_file():
             raise RunError(
                 "this is not a plain file, so it is not replaced", where=str(path), mend="choose another name"
@@ -101,12 +102,20 @@ def write_json(path: str | Path, value: Any) -> None:
 def read_json(path: str | Path) -> Any:
     """Read a JSON file of a run folder, naming the file if it is damaged."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"the file cannot be read: {error}", where=str(path)) from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # JSON's own, and a number of thousands of digits
         mend = "put the file back, or remove it: what can be computed again will be"
         raise RunError(f"this is not valid JSON: {error}", where=str(path), mend=mend) from None
+
+
+def _finite(text: str) -> float:
+    """Read a number; one that is none, or too large to be told from infinity, could not be written again."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
 
 
 def explain_os_error(error: OSError, path: str | Path) -> RunError:
@@ -120,6 +129,14 @@ def explain_os_error(error: OSError, path: str | Path) -> RunError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return RunError("this may not be written", where=where, mend="choose a folder you may write to")
     return RunError(f"this cannot be written: {error.strerror or error}", where=where, mend="choose another folder")
+
+
+def _target(link: Path) -> Path:
+    """What a link leads to: that is replaced, and not the link."""
+    try:
+        return link.resolve(strict=False)
+    except (RuntimeError, OSError):  # which of them is a matter of Python's version
+        raise RunError("this link leads to itself", where=str(link), mend="remove it") from None
 
 
 def _umask() -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,17 +125,21 @@ class Run:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        lines = path.read_bytes().split(b"\n")
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise RunError(f"the records cannot be read: {error.strerror}", where=str(path)) from None
         records: list[dict[str, Any]] = []
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 record = json.loads(line)
+                _check_numbers(record)
                 while records and int(records[-1]["epoch"]) >= int(record["epoch"]):
                     records.pop()
                 records.append(record)
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 if number == len(lines):
                     break
                 raise RunError("a record in the middle is damaged", where=f"{path}, line {number}") from None
@@ -181,7 +186,12 @@ def create_run(path: str | Path, config: RunConfig) -> Run:
         return run
     if foreign:
         raise RunError("this folder is not empty and holds no run", where=str(path), mend="choose another with --out")
-    write_atomically(path / "config.toml", dump_toml(config))
+    try:
+        write_atomically(path / "config.toml", dump_toml(config))
+    except RunError:
+        if not (path / "config.toml").is_file():
+            raise
+        return create_run(path, config)  # another process was faster, and cleared our unfinished file away
     return Run(path)
 
 
@@ -212,6 +222,13 @@ def find_runs(paths: list[str] | list[Path], skipped: list[str] | None = None) -
         where = ", ".join(map(str, paths))
         raise RunError("there are no runs here", where=where, mend="train one first: `steppe train`")
     return list(found.values())
+
+
+def _check_numbers(record: Any) -> None:
+    """What readers count with must be numbers; other keys are looked at where they are shown."""
+    numbers = (record["epoch"], *(record.get(key, 0) for key in ("steps", "gradient_evaluations", "time_s")))
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("not a finite number")
 
 
 def _drop_torn_line(file: Any) -> None:

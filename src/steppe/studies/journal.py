@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.errors import ConfigError
+from steppe.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     import optuna
@@ -48,9 +48,14 @@ def join_journal(folder: Path, seed: int) -> optuna.Study:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = str(folder / "optuna.journal")
-    storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
-    study = optuna.create_study(storage=storage, study_name="fit", direction="maximize", load_if_exists=True)
-    known = len(study.get_trials(deepcopy=False))
+    try:
+        storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+        study = optuna.create_study(storage=storage, study_name="fit", direction="maximize", load_if_exists=True)
+        known = len(study.get_trials(deepcopy=False))
+    except Exception as error:  # Optuna trusts its journal: a damaged line raises whatever it happens to mean
+        mend = "put the file back, or begin another search with --out: finished runs stay where they are"
+        what = f"the search's journal cannot be read: {type(error).__name__}: {str(error)[:200]}"
+        raise RunError(what, where=path, mend=mend) from None
     study.sampler = optuna.samplers.TPESampler(seed=seed + 1000 * known, n_startup_trials=8)
     study.pruner = optuna.pruners.PercentilePruner(60.0, n_startup_trials=4, n_min_trials=3)
     return study

@@ -17,6 +17,8 @@ from steppe.train.setup import match_layout
 if TYPE_CHECKING:
     from steppe.train.loop import Training
 
+MOST_THREADS = 4096
+
 
 def state_of(training: Training) -> dict[str, Any]:
     """What a checkpoint keeps of a training.
@@ -59,6 +61,7 @@ def put_state(training: Training, tree: dict[str, Any]) -> None:
     """
     if tree["config_hash"] != training.config.hash:
         raise RunError("the checkpoint belongs to another configuration")
+    _check_counters(training, tree)
     for index in range(1, tree["stage"] + 1):
         training.enter(index)
     like = training.model.state_dict()
@@ -78,3 +81,21 @@ def put_state(training: Training, tree: dict[str, Any]) -> None:
     training.best_val, training.stale_epochs = tree["best_val"], tree["stale_epochs"]
     if training.average:
         training.average.load_state_dict(tree["average"])
+
+
+def _check_counters(training: Training, tree: dict[str, Any]) -> None:
+    """Counters that are none would be found out in the middle of the training."""
+    counters = {key: tree[key] for key in ("stage", "began", "steps", "records", "threads", "stale_epochs")}
+    counters |= {f"tally.{key}": tree["tally"][key] for key in ("steps", "seen")}
+    numbers = {key: tree[key] for key in ("time_s", "best_val")}
+    wrong = [key for key, value in counters.items() if not isinstance(value, int) or value < 0]
+    wrong += [key for key, value in numbers.items() if not isinstance(value, int | float)]
+    if not wrong:
+        fits = {
+            "stage": tree["stage"] < len(training.stages),
+            "threads": 0 < tree["threads"] <= MOST_THREADS,
+            "began": tree["began"] <= tree["steps"],
+        }
+        wrong = [key for key, fit in fits.items() if not fit]
+    if wrong:
+        raise RunError(f"its {wrong[0]} cannot be right")

@@ -83,6 +83,9 @@ def _prepared(config: RunConfig, dataset: Dataset, out: Path) -> Iterator[None]:
         _check_data(run, dataset)
         if not run.finished:
             _check_weights(run, config)
+        else:  # a kill may have come between the summary and this
+            with suppress(OSError):
+                run.checkpoint.unlink(missing_ok=True)
         yield
 
 
