@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from steppe.cli.place import DataRootOption, DeviceOption
 from steppe.cli.show import console
 from steppe.config import RunConfig, parse
 from steppe.errors import ConfigError
@@ -19,15 +20,13 @@ _MODEL_ONLY = "of a model; a run has its own"
 
 def cost(
     target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="a run folder, or a model's name with --data")],
-    device: Annotated[str | None, typer.Option(help="cpu, cuda …  \\[default: the GPU where there is one]")] = None,
+    device: DeviceOption = None,
     price_per_hour: Annotated[
         float | None, typer.Option(min=0, help="what the machine costs an hour, in any currency")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="at most so long for the sweep over batch sizes")] = 60.0,
     data: Annotated[str | None, typer.Option(help=f"what the images are, {_MODEL_ONLY}")] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
-    ] = None,
+    data_root: DataRootOption = None,
     image_size: Annotated[int | None, typer.Option(help=f"side in pixels, {_MODEL_ONLY}")] = None,
     batch_size: Annotated[int | None, typer.Option(help=f"images in a training step, {_MODEL_ONLY}")] = None,
     precision: Annotated[str | None, typer.Option(help=f"float32 or bfloat16, {_MODEL_ONLY}")] = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from steppe.cli.place import DataRootOption, DeviceOption
 from steppe.cli.predict import calibrate
 from steppe.cli.show import console, errors, progress_bar
 
@@ -30,12 +31,8 @@ def export(
     make_calibration: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="fit the temperature on the validation images")
     ] = True,
-    data_root: Annotated[
-        Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")
-    ] = None,
+    data_root: DataRootOption = None,
+    device: DeviceOption = None,
 ) -> None:
     """Export a run's network with its pre-processing, classes and calibration, and check that it answers the same."""
     from steppe.deploy import export as write

@@ -15,6 +15,8 @@ from rich.progress import Progress
 from steppe.cli.place import (
     AddressOption,
     CacheOption,
+    DataRootOption,
+    DeviceOption,
     Keep,
     KeepOption,
     MemoryOption,
@@ -48,12 +50,8 @@ def fit(
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="side in pixels  \\[default: the data's own]")] = None,
     seed: Annotated[int, typer.Option(min=0, help="seed of the search and of every run")] = 0,
-    data_root: Annotated[
-        str | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")
-    ] = None,
+    data_root: DataRootOption = None,
+    device: DeviceOption = None,
     on: OnOption = Place.here,
     address: AddressOption = None,
     keep: KeepOption = Keep.auto,
@@ -82,7 +80,7 @@ def fit(
             Wanted(about_data, tuple(model or ()), weights, seed),
             budget_s,
             folder,
-            data_root=data_root,
+            data_root=str(data_root) if data_root else None,
             device=device,
             keeping=Keeping(keep.value, gibibytes(memory_limit), cache, readers, resident),
             progress=ReadingProgress(bar),

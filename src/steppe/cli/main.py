@@ -20,6 +20,7 @@ from steppe.cli.evaluate import evaluate
 from steppe.cli.export import export
 from steppe.cli.fit import fit
 from steppe.cli.geometry import geometry
+from steppe.cli.place import DataRootOption
 from steppe.cli.predict import predict
 from steppe.cli.report import report
 from steppe.cli.show import console, errors
@@ -121,9 +122,7 @@ def minimizers_() -> None:
 
 @app.command()
 def data(
-    data_root: Annotated[
-        Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
-    ] = None,
+    data_root: DataRootOption = None,
 ) -> None:
     """List the data sets, and what else can be learned from."""
     from steppe.data import DATASETS, find_named

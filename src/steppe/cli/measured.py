@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.cli.measuring_progress import MeasuringProgress, figures_of, say
+from steppe.cli.place import DataRootOption, DeviceOption
 from steppe.cli.show import ReadingProgress, console, errors, progress_bar
 from steppe.errors import ConfigError, DataError, MeasureError, RunError
 from steppe.runs import Run, find_runs
@@ -36,10 +37,6 @@ Weights = Annotated[str | None, typer.Option(help="its weights: a file, timm, ti
 Data = Annotated[str | None, typer.Option(help="a data set with the classes these weights know")]
 ImageSize = Annotated[int | None, typer.Option(min=4, max=1024, help="side of its images; default: the data's own")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="without a run: where results go")]
-DataRoot = Annotated[
-    Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")]
 BatchSize = Annotated[int, typer.Option(min=1, help="images at a time; halved where memory runs out")]
 
 
@@ -98,8 +95,8 @@ def measuring_command(
         data: Data = None,
         image_size: ImageSize = None,
         out: Out = None,
-        data_root: DataRoot = None,
-        device: Device = None,
+        data_root: DataRootOption = None,
+        device: DeviceOption = None,
         batch_size: BatchSize = 512,
     ) -> None:
         from steppe.data import data_root as root_of

@@ -15,6 +15,12 @@ _PANEL = "Images and trackers"
 _READERS = "processes that read images which are not kept in memory; 0 reads in a thread"
 
 
+DataRootOption = Annotated[
+    Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
+]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")]
+
+
 class Keep(StrEnum):
     """Where the images of a folder are kept."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steppe.cli.place import DataRootOption, DeviceOption
 from steppe.cli.show import ReadingProgress, console, errors, progress_bar
 from steppe.errors import ConfigError, DataError
 from steppe.runs import write_atomically
@@ -56,12 +57,8 @@ def predict(
     make_calibration: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="fit the temperature where the run has none yet")
     ] = True,
-    data_root: Annotated[
-        Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")
-    ] = None,
+    data_root: DataRootOption = None,
+    device: DeviceOption = None,
     batch_size: Annotated[int, typer.Option(min=1, max=65536, help="images at a time")] = 64,
 ) -> None:
     """Classify images by a trained network, with calibrated probabilities.

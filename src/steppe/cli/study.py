@@ -14,6 +14,8 @@ from rich.text import Text
 from steppe.cli.place import (
     AddressOption,
     CacheOption,
+    DataRootOption,
+    DeviceOption,
     Keep,
     KeepOption,
     MemoryOption,
@@ -93,10 +95,8 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="the study's folder  \\[default: runs/<study>-<scale>]")
     ] = None,
-    data_root: Annotated[
-        str | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda …  \\[default: the GPU where there is one]")] = None,
+    data_root: DataRootOption = None,
+    device: DeviceOption = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="runs at a time  \\[default: 1 on a GPU, else one a core]")
     ] = None,
@@ -132,11 +132,12 @@ def run(
     planned = plan(study, where=str(path))
     published = read_published(whole, path)
     folder = out or Path("runs") / study.folder_name
+    root = str(data_root) if data_root else None
     if on is Place.here or dry_run:
         pick_device(device)
     check_place(on, address)
     if dry_run:
-        _print_estimate(study, planned, folder, data_root, device, workers or default_workers(device))
+        _print_estimate(study, planned, folder, root, device, workers or default_workers(device))
         return
     _check_folder(study, folder)
     at = f" at scale {study.default_scale}" if study.default_scale else ""
@@ -150,7 +151,7 @@ def run(
             study,
             planned,
             folder,
-            data_root=data_root,
+            data_root=root,
             device=device,
             workers=workers,
             notify=StudyProgress(bar, len(planned)),

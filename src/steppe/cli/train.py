@@ -10,6 +10,8 @@ import typer
 from steppe.cli.flags import with_config_flags
 from steppe.cli.place import (
     CacheOption,
+    DataRootOption,
+    DeviceOption,
     Keep,
     KeepOption,
     MemoryOption,
@@ -29,12 +31,8 @@ def train(
         Path | None, typer.Argument(help="a TOML file with the run's configuration; flags override its keys")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the run folder  \\[default: runs/<run id>]")] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")
-    ] = None,
+    data_root: DataRootOption = None,
+    device: DeviceOption = None,
     eager: Annotated[
         bool, typer.Option("--eager", help="on CUDA: do not compile the step and record it as a graph")
     ] = False,

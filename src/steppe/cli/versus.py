@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from steppe.cli.place import DataRootOption
 from steppe.cli.show import console, errors
 from steppe.errors import RunError
 from steppe.runs import write_atomically
@@ -23,9 +24,7 @@ _WHAT = "a run folder, a folder of runs that differ in their seed, or FOLDER:LAB
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_WHAT)],
     b: Annotated[str, typer.Argument(metavar="B", help="the same, to be compared with A")],
-    data_root: Annotated[
-        Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
-    ] = None,
+    data_root: DataRootOption = None,
     device: Annotated[str | None, typer.Option(help="to make missing answers on: cpu, cuda …")] = None,
     draws: Annotated[int, typer.Option(min=100, max=1_000_000, help="of the bootstrap over test images")] = 10_000,
     out: Annotated[Path | None, typer.Option("--json", help="also write all of it to this file")] = None,
