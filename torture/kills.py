@@ -190,9 +190,9 @@ def torture(found: Found, kills: int, seed: int, place: Path) -> None:
                 break
         hit += mine
         found.say(f"{command.name}: {mine} kills, {length_s:.1f} s undisturbed; {hit} of {kills} in all")
-        found.counts[f"kills of `steppe {command.name}`"] = str(mine)
+        found.counts[f"kills of {command.name}"] = str(mine)
     fitted = torture_fit(found, quota["fit"], seed, place)
-    found.counts["kills of `steppe fit`"] = str(fitted)
+    found.counts["kills of fit"] = str(fitted)
     hit += fitted
     found.counts = {
         "SIGKILLs that hit a live process": str(hit),
