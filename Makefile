@@ -12,7 +12,7 @@ help:
 	@echo "make results    docs/results.md and the README's table, from results/"
 	@echo "make docs       build the documentation into site/; a broken link or name fails"
 	@echo "make torture    kills, fuzzed and hostile input, bad places; writes docs/reliability.md (ten minutes)"
-	@echo "make test-long  what takes minutes: every study at smoke, searches, Ray, four processes"
+	@echo "make test-long  what takes minutes: studies at smoke, searches, Ray, notebooks, the site in a browser, torture"
 
 install: $(VENV)/.installed
 

@@ -16,7 +16,7 @@ def torture(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_handful_of_each(tmp_path):
     out = tmp_path / "account.md"
     done = torture("--kills", 4, "--fuzz", 500, "--files", 500, "--only", "kills,fuzz,hostile", "--out", out)

@@ -41,7 +41,7 @@ def test_what_is_read_from_the_code_is_on_the_pages(site):
         assert not re.search(r"<!-- (commands|method|settings|step) ?", page.read_text()), page.name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pages_open_from_a_file_without_a_network(site, browser):
     """No request, no complaint, nothing wider than a phone; the search finds."""
     pages = sorted(path for path in site.rglob("*.html") if path.name != "404.html")  # which a server alone shows
@@ -65,7 +65,7 @@ def test_pages_open_from_a_file_without_a_network(site, browser):
     assert complaints == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path, tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat", reason="notebooks are run with nbclient")
