@@ -35,7 +35,7 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile
 
 test-long: install
 	$(BIN)/python -m pytest -m long
@@ -44,7 +44,7 @@ torture: install ## kills, fuzzed and hostile input, bad places; the counts go t
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture --out docs/reliability.md
 
 test-fast: lint
-	$(BIN)/python -m pytest -m "not slow and not long"
+	$(BIN)/python -m pytest -m "not slow and not long" --numprocesses 2 --dist loadfile
 
 results: install ## docs/results.md and the README's table, from results/
 	$(BIN)/steppe study publish results --out docs/results.md --readme README.md
