@@ -13,24 +13,22 @@ not change the time. Evaluation is left out on both sides; compiling is told apa
 from __future__ import annotations
 
 import argparse
-import csv
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from rows import provenance, save
 
 from steppe import data
 from steppe.config import RunConfig
-from steppe.train import build_model, describe_environment, train
+from steppe.train import build_model, train
 
 CASES: dict[str, dict[str, Any]] = {
     "resnet18": {"model": "resnet18", "batch_size": 128, "optimizer": "sgd", "epochs": 5},
@@ -164,7 +162,7 @@ def main() -> None:
         sys.path.append(arguments.peers_path)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = "bfloat16" if device.type == "cuda" else "float32"
-    environment = describe_environment(device)
+    made = provenance(device.type)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         root = arguments.data_root
@@ -192,22 +190,13 @@ def main() -> None:
                         "compile_s": round(compile_s, 1),
                         "plain_epoch_s": plain_s and round(plain_s, 4),
                         "plain_over_ours": plain_s and round(plain_s / ours_s, 2),
-                        "machine": environment["device_name"],
-                        "threads": environment["threads"],
-                        "torch": torch.__version__,
-                        "python": platform.python_version(),
-                        "commit": environment["commit"],
-                        "date": datetime.now(UTC).date().isoformat(),
+                        **made,
                     }
                 )
                 print(
                     {k: rows[-1][k] for k in ("case", "minimizer", "epoch_s", "plain_epoch_s", "compile_s")}, flush=True
                 )
-                arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                with open(arguments.out, "w", newline="") as file:
-                    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-                    writer.writeheader()
-                    writer.writerows(rows)
+                save(rows, arguments.out)
 
 
 if __name__ == "__main__":

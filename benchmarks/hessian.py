@@ -14,18 +14,16 @@ kink to rounding may fall to either side, which shows as 1e-3. Images are random
 from __future__ import annotations
 
 import argparse
-import csv
-import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rows import provenance, save
 from torch import Tensor, nn
 
 from steppe.config import ModelConfig
@@ -34,7 +32,6 @@ from steppe.geometry.how import borrowed
 from steppe.geometry.products import Hessian
 from steppe.measuring import numerics
 from steppe.models import build
-from steppe.train import describe_environment
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -147,7 +144,7 @@ def main() -> None:
         arguments.models, arguments.image_size, arguments.channels = ["resnet_tiny", "vit_tiny_p2"], 8, 1
         arguments.examples, arguments.batch, arguments.compiled_chunk, arguments.iterations = 200, 100, 50, 10
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    environment = describe_environment(device)
+    made = provenance(device.type)
     generator = torch.Generator().manual_seed(0)
     shape = (arguments.examples, arguments.channels, arguments.image_size, arguments.image_size)
     images = torch.randn(shape, generator=generator).to(device)
@@ -192,22 +189,11 @@ def main() -> None:
             row["product_over_gradient"] = round(row["product_s"] / row["gradient_s"], 3)
             for key in ("compile_s", "lambda_max", "residual", "chunk", "kept", "peak_gib"):
                 row[key] = figures.get(key)
-            row |= {
-                "machine": environment["device_name"],
-                "threads": environment["threads"],
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "commit": environment["commit"],
-                "date": datetime.now(UTC).date().isoformat(),
-            }
+            row |= made
             rows.append(row)
             shown = ("model", "way", "gradient_s", "product_s", "product_over_gradient", "kept", "compile_s", "off_by")
             print({key: row[key] for key in shown}, flush=True)
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            with open(arguments.out, "w", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
+            save(rows, arguments.out)
 
 
 if __name__ == "__main__":

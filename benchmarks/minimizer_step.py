@@ -16,13 +16,8 @@ medians over repeats after warm-up, in one process on one device; the time to co
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import gc
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,11 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rows import provenance, save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+from steppe.config import ModelConfig
 from steppe.minimizers import CapturedStep, create
+from steppe.models import build
 
 SETTINGS = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,61 +51,14 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 """The last is a plain step on a quarter of the batch: what sam-quarter's first pass costs at the least."""
 
 
-class WideBlock(nn.Module):
-    """Pre-activation block of a wide residual network (Zagoruyko, Komodakis, 2016)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.BatchNorm2d(inputs), nn.BatchNorm2d(outputs)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise first, then convolve, twice."""
-        y = torch.relu(self.norm1(x))
-        shortcut = x if self.shortcut is None else self.shortcut(y)
-        return shortcut + self.conv2(torch.relu(self.norm2(self.conv1(y))))
-
-
-def wide_resnet_28_10(classes: int) -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
-    width = 16
-    for stage, outputs in enumerate((160, 320, 640)):
-        for block in range(4):
-            layers.append(WideBlock(width, outputs, 2 if stage > 0 and block == 0 else 1))
-            width = outputs
-    layers += [nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
-    return nn.Sequential(*layers)
-
-
-def resnet_18_small(classes: int) -> nn.Module:
-    import timm
-
-    model = timm.create_model("resnet18", num_classes=classes)
-    model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
-    return model
-
-
-def vit_small_images(classes: int) -> nn.Module:
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(img_size=32, patch_size=4, embed_dim=384, depth=6, num_heads=8, num_classes=classes)
-
-
-def from_timm(name: str) -> Callable[[int], nn.Module]:
-    import timm
-
-    return lambda classes: timm.create_model(name, num_classes=classes)
-
-
-MODELS: dict[str, tuple[Callable[[], Callable[[int], nn.Module]], int, int]] = {
-    "resnet18@32": (lambda: resnet_18_small, 32, 128),
-    "vit-6-8-384@32": (lambda: vit_small_images, 32, 128),
-    "wrn-28-10@32": (lambda: wide_resnet_28_10, 32, 128),
-    "swin-t@224": (lambda: from_timm("swin_tiny_patch4_window7_224"), 224, 32),
-    "vit-b-16@224": (lambda: from_timm("vit_base_patch16_224"), 224, 32),
+MODELS: dict[str, tuple[str, int, int]] = {
+    "resnet18@32": ("resnet18", 32, 128),
+    "vit-6-8-384@32": ("vit_6l_8h_384", 32, 128),
+    "wrn-28-10@32": ("wrn_28_10", 32, 128),
+    "swin-t@224": ("swin_tiny_patch4_window7_224", 224, 32),
+    "vit-b-16@224": ("vit_base_patch16_224", 224, 32),
 }
+"""Name in the table -> a model's name, side of its images, batch."""
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -272,6 +222,7 @@ def run_cuda(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
     rows: list[dict[str, Any]] = []
+    made = provenance("cuda")
     peers = ["loop", "steppe-eager"]
     try:
         import pytorch_optimizer  # noqa: F401
@@ -280,9 +231,10 @@ def run_cuda(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     except ImportError as error:
         print(f"pytorch_optimizer left out: {error}")
     for name in arguments.models:
-        make, size, batch_size = MODELS[name]
+        model_name, size, batch_size = MODELS[name]
         torch.manual_seed(0)
-        model = make()(100).cuda().to(memory_format=torch.channels_last)
+        model = build(ModelConfig(name=model_name), image_size=size, channels=3, classes=100)
+        model = model.cuda().to(memory_format=torch.channels_last)
         x = torch.randn(batch_size, 3, size, size, device="cuda").to(memory_format=torch.channels_last)
         batch = (x, torch.randint(100, (batch_size,), device="cuda"))
         base_ms = float("nan")
@@ -309,7 +261,8 @@ def run_cuda(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 f"{memory:8.0f} MiB  compile {compile_s:5.1f} s",
                 flush=True,
             )
-            save(rows, arguments)
+            if arguments.out is not None:
+                save([{**row, **made} for row in rows], arguments.out)
         del model, batch
         torch._dynamo.reset()
         fresh_memory()
@@ -366,37 +319,9 @@ def run_cpu(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 "repeats": arguments.repeats,
             }  # fmt: skip
             rows.append(row)
-    save(rows, arguments)
+    if arguments.out is not None:
+        save([{**row, **provenance("cpu")} for row in rows], arguments.out)
     return rows
-
-
-def provenance() -> dict[str, str]:
-    """Machine, versions, commit."""
-    try:
-        command = ["git", "rev-parse", "--short", "HEAD"]
-        folder = Path(__file__).parent
-        commit = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = os.environ.get("STEPPE_COMMIT", "unknown")
-    cuda = torch.cuda.is_available()
-    return {
-        "machine": torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU, {os.cpu_count()} cores",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": commit,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-    }
-
-
-def save(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    if arguments.out is None or not rows:
-        return
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with arguments.out.open("w", newline="") as file:
-        full = [{**row, **provenance()} for row in rows]
-        writer = csv.DictWriter(file, fieldnames=list(full[0]))
-        writer.writeheader()
-        writer.writerows(full)
 
 
 def main() -> None:

@@ -98,8 +98,14 @@ def _parse(text: str, default: Any) -> Any:
 
 
 def check_value(value: Any, allowed: Allowed, where: str) -> None:
-    """Refuse a value that is not allowed."""
-    key = where.removeprefix("--set ").partition("=")[0]
+    """Refuse a value that is not allowed.
+
+    Args:
+        value: of the type of the setting's default.
+        allowed: from `allowed_of`.
+        where: it was said, for the error: `--set measure.key=value`, or a place that ends in the key.
+    """
+    key = where.removeprefix("--set ").partition("=")[0].rpartition(", ")[2]
     if isinstance(allowed, Range) and not allowed.holds(value):
         shown = f"{value:g}" if isinstance(value, float) else str(value)[:40]
         raise ConfigError(f"{key} cannot be {shown}", where=where[:200], mend=f"choose a number: {allowed}")

@@ -19,6 +19,7 @@ from steppe.errors import ConfigError, unknown_name
 from steppe.evaluate.measures import MEASURES as OF_THE_TEST_SET
 from steppe.geometry.measures import MEASURES as OF_THE_WEIGHTS
 from steppe.measuring import Measure
+from steppe.measuring.values import allowed_of, check_value
 from steppe.runs import Run, write_json
 from steppe.studies.measured import add_results, settings_of
 from steppe.studies.subjects import Subject
@@ -44,13 +45,14 @@ def check_asked(measure: MeasureConfig, where: str) -> None:
             if name == "noise":
                 mend = "set noise_sigma, noise_draws and noise_examples in [measure]"
                 raise ConfigError("weight noise is measured on every run anyway", where=place, mend=mend)
-            defaults = TABLES[file][name].defaults
+            defaults, may = TABLES[file][name].defaults, TABLES[file][name].allowed
             for key, value in changes.items():
                 if key not in defaults:
                     raise unknown_name(f"setting of {name}", key, defaults, where=place)
                 if not _alike(value, defaults[key]):
                     what = f"{key} = {value!r} is not of the kind of its default, {defaults[key]!r}"
                     raise ConfigError(what, where=place)
+                check_value(value, allowed_of(defaults[key], may.get(key)), f"{place}.{key}")
 
 
 def add_asked(subject: Subject, measure: MeasureConfig, data_root: Path) -> None:
@@ -96,5 +98,5 @@ def _alike(value: Any, default: Any) -> bool:
         return isinstance(default, bool) and isinstance(value, bool)
     if isinstance(default, int | float):
         right = int if isinstance(default, int) else (int, float)
-        return isinstance(value, right) and value >= 0
+        return isinstance(value, right)
     return isinstance(value, type(default))
