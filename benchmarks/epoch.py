@@ -34,17 +34,17 @@ CASES: dict[str, dict[str, Any]] = {
     "resnet18": {"model": "resnet18", "batch_size": 128, "optimizer": "sgd", "epochs": 5},
     "vit": {"model": "vit_6l_8h_384", "batch_size": 128, "optimizer": "adamw", "epochs": 5},
     "wrn": {"model": "wrn_28_10", "batch_size": 128, "optimizer": "sgd", "epochs": 3},
-    "swin224": {"model": "swin_t_p4", "batch_size": 32, "optimizer": "adamw", "epochs": 3, "image_size": 224},
+    "swin224": {"model": "swin_t_p4", "batch_size": 32, "optimizer": "adamw", "epochs": 5, "image_size": 224},
     "digits": {"model": "vit_tiny_p2", "batch_size": 64, "optimizer": "adamw", "epochs": 6, "data": "digits"},
 }
 
 
-def make_config(case: dict[str, Any], minimizer: str, name: str, precision: str) -> RunConfig:
+def make_config(case: dict[str, Any], minimizer: str, name: str, precision: str, fraction: float) -> RunConfig:
     small = name == "digits"
     values: dict[str, Any] = {
         "batch_size": case["batch_size"],
         "precision": precision,
-        "data": {"name": name, "val_fraction": 0.02, "image_size": case.get("image_size")},
+        "data": {"name": name, "val_fraction": 0.02, "fraction": fraction, "image_size": case.get("image_size")},
         "model": {"name": case["model"]},
         "minimizer": {"name": minimizer},
         "optimizer": {"name": case["optimizer"], "lr": 0.01 if case["optimizer"] == "sgd" else 1e-4},
@@ -156,6 +156,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--peers-path", help="a folder with pytorch_optimizer in it")
     parser.add_argument("--plain-epochs", type=int, default=2, help="0 leaves the plain loop out")
+    parser.add_argument("--fraction", type=float, default=1.0, help="of the training images; `images` says how many")
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1))
     arguments = parser.parse_args()
     if arguments.peers_path:
@@ -172,7 +173,7 @@ def main() -> None:
         for name in arguments.models or ([*CASES][:-1] if device.type == "cuda" else ["digits"]):
             case = CASES[name]
             for minimizer in ("base", "sam"):
-                config = make_config(case, minimizer, case.get("data", "cifar10"), precision)
+                config = make_config(case, minimizer, case.get("data", "cifar10"), precision, arguments.fraction)
                 dataset = data.load(config.data, root)
                 ours_s, compile_s = time_ours(config, dataset, device)
                 plain_s = None

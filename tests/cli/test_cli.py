@@ -160,6 +160,17 @@ def test_a_study_with_claims_has_them_judged_on_its_page(capsys, tmp_path):
     assert "both are alike" in page.split('id="published"')[1].split("</section>")[0]
 
 
+def test_a_part_of_a_study_is_run_and_the_rest_later(capsys, tmp_path):
+    (tmp_path / "mini.toml").write_text(STUDY)
+    assert steppe("study", "run", "mini.toml", "--only", "how=sam") == 0
+    assert len(list((tmp_path / "runs" / "mini").glob("*/summary.json"))) == 1
+    assert len(json.loads((tmp_path / "runs" / "mini" / "study.json").read_text())["runs"]) == 2
+    assert steppe("study", "run", "mini.toml", "--only", "how=asam") == 2
+    assert "did you mean 'sam'" in capsys.readouterr().err
+    assert steppe("study", "run", "mini.toml") == 0
+    assert len(list((tmp_path / "runs" / "mini").glob("*/summary.json"))) == 2
+
+
 def test_a_study_from_a_file(capsys, tmp_path):
     (tmp_path / "mini.toml").write_text(STUDY)
     assert steppe("study", "run", "mini.toml", "--dry-run") == 0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.config import StudyConfig, at_scale, load_study_config, parse, plan
+from steppe.config import StudyConfig, at_scale, choose, load_study_config, parse, plan
 from steppe.config.claims import (
     ClaimSyntaxError,
     Measure,
@@ -96,6 +96,34 @@ def test_mistakes_in_scales_are_told_with_their_place(tmp_path, change, message)
         plan(at_scale(load_study_config(path), "smoke", where=str(path)), where=str(path))
     assert message in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_some_of_a_studys_runs_are_chosen_with_what_they_begin_from(tmp_path):
+    smoke = plan(at_scale(load_study_config(write(tmp_path, STUDY)), "smoke"))
+    assert choose(smoke, []) == smoke
+    chosen = choose(smoke, ["model=ViT", "training=SAM", "seed=7"])
+    assert [p.labels for p in chosen] == [{"run": "begin"}, {"model": "ViT", "training": "SAM"}]
+    either = choose(smoke, ["model = ViT", "model=Mixer", "training=AdamW, 2× epochs"])
+    assert {p.labels.get("model") for p in either} == {None, "ViT", "Mixer"}
+    assert choose(smoke, ["model=Mixer", "training=SAM"]) == [p for p in smoke if p.labels.get("model") == "Mixer"][:1]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (["ViT"], "'ViT' is not AXIS=VARIANT"),
+        (["modl=ViT"], "unknown axis 'modl'"),
+        (["model=VitT"], "did you mean 'ViT'"),
+        (["seed=3"], "unknown variant of seed '3'"),
+        (["run=begin", "model=ViT"], "no run fits all of run=begin, model=ViT"),
+    ],
+)
+def test_runs_that_a_study_does_not_have_cannot_be_chosen(tmp_path, wanted, message):
+    smoke = plan(at_scale(load_study_config(write(tmp_path, STUDY)), "smoke"))
+    with pytest.raises(ConfigError) as error:
+        choose(smoke, wanted)
+    assert message in str(error.value)
+    assert "--only" in str(error.value)
 
 
 def test_unknown_scales_are_told(tmp_path):

@@ -29,7 +29,7 @@ from steppe.cli.place import (
 )
 from steppe.cli.publish import publish
 from steppe.cli.show import StudyProgress, console, progress_bar
-from steppe.config import PlannedRun, StudyConfig, at_scale, plan
+from steppe.config import PlannedRun, StudyConfig, at_scale, choose, plan
 from steppe.errors import RunError
 from steppe.runs import Run, read_json
 
@@ -100,6 +100,10 @@ def run(
     workers: Annotated[
         int | None, typer.Option(min=1, help="runs at a time  \\[default: 1 on a GPU, else one a core]")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="AXIS=VARIANT", help="these runs alone, also seed=0; may be given several times"),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and what it will cost, and stop")] = False,
     on: OnOption = Place.here,
     address: AddressOption = None,
@@ -130,6 +134,7 @@ def run(
     whole, path = find_study(name)
     study = at_scale(whole, scale, where=str(path))
     planned = plan(study, where=str(path))
+    chosen = choose(planned, only or ())
     published = read_published(whole, path)
     folder = out or Path("runs") / study.folder_name
     root = str(data_root) if data_root else None
@@ -137,11 +142,11 @@ def run(
         pick_device(device)
     check_place(on, address)
     if dry_run:
-        _print_estimate(study, planned, folder, root, device, workers or default_workers(device))
+        _print_estimate(study, chosen, folder, root, device, workers or default_workers(device))
         return
     _check_folder(study, folder)
     at = f" at scale {study.default_scale}" if study.default_scale else ""
-    console.print(f"study {study.name}{at}: {len(planned)} runs in {folder}", markup=False, soft_wrap=True)
+    console.print(f"study {study.name}{at}: {len(chosen)} runs in {folder}", markup=False, soft_wrap=True)
     settled = known_threads(folder)
     if settled and settled != threads_for(workers or default_workers(device)):
         console.print(f"each run computes with {settled} thread(s), as this folder was begun", soft_wrap=True)
@@ -154,9 +159,10 @@ def run(
             data_root=root,
             device=device,
             workers=workers,
-            notify=StudyProgress(bar, len(planned)),
+            notify=StudyProgress(bar, len(chosen)),
             keeping=Keeping(keep.value, gibibytes(memory_limit), cache, readers, resident),
             track=track or (),
+            chosen=chosen,
         )
     runs = [Run(folder / p.config.run_id) for p in planned if (folder / p.config.run_id / "config.toml").exists()]
     if not runs:
@@ -168,8 +174,8 @@ def run(
     page = write_report(runs, folder / "report.html", title=title, study=about, comparison=compared)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     if failed:
-        count = f"{len(failed)} of {len(planned)} runs failed"
-        count += "; the others are done" if len(failed) < len(planned) else ""
+        count = f"{len(failed)} of {len(chosen)} runs failed"
+        count += "; the others are done" if len(failed) < len(chosen) else ""
         reasons = "\n".join(f"{run_id}: {reason}" for run_id, reason in failed.items())
         raise RunError(f"{count}\n{reasons}", where=str(folder))
 

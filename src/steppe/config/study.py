@@ -183,6 +183,50 @@ def plan(study: StudyConfig, *, where: str = "study") -> list[PlannedRun]:
     return list(planned.values())
 
 
+def choose(planned: Sequence[PlannedRun], wanted: Sequence[str], *, where: str = "--only") -> list[PlannedRun]:
+    """The runs of a plan that are asked for, and those whose weights they begin from.
+
+    Args:
+        planned: from `plan`.
+        wanted: each `AXIS=VARIANT` or `seed=NUMBER`; of one axis any may fit, of different axes all must. None asked
+            for means all.
+        where: who asks, for errors.
+    """
+    known: dict[str, dict[str, None]] = {}
+    for run in planned:
+        for axis, label in _labels_and_seed(run).items():
+            known.setdefault(axis, {})[label] = None
+    asked: dict[str, set[str]] = {}
+    for text in wanted:
+        axis, equals, label = text.partition("=")
+        axis, label = axis.strip(), label.strip()
+        if not equals:
+            raise ConfigError(f"{text!r} is not AXIS=VARIANT", where=where, mend=f"the axes are {', '.join(known)}")
+        if axis not in known:
+            raise unknown_name("axis", axis, known, where=where)
+        if label not in known[axis]:
+            raise unknown_name(f"variant of {axis}", label, known[axis], where=where)
+        asked.setdefault(axis, set()).add(label)
+    fitting = [
+        run for run in planned if all(_labels_and_seed(run).get(axis) in labels for axis, labels in asked.items())
+    ]
+    if not fitting:
+        raise ConfigError(f"no run fits all of {', '.join(wanted)}", where=where, mend="ask for fewer things at once")
+    by_id = {run.config.run_id: run for run in planned}
+    names = {run.config.run_id for run in fitting}
+    needed = [run.needs for run in fitting]
+    while needed:
+        name = needed.pop()
+        if name is not None and name in by_id and name not in names:
+            names.add(name)
+            needed.append(by_id[name].needs)
+    return [run for run in planned if run.config.run_id in names]
+
+
+def _labels_and_seed(run: PlannedRun) -> dict[str, str]:
+    return {**run.labels, "seed": str(run.config.seed)}
+
+
 def check_claims(study: StudyConfig, *, where: str = "study") -> None:
     """Refuse a claim about a cell that no scale has, or that means several cells at some scale."""
     cells = study_cells(study, where=where)

@@ -47,6 +47,7 @@ def run_study(
     notify: Notify | None = None,
     keeping: Keeping | None = None,
     track: Sequence[str] = (),
+    chosen: Sequence[PlannedRun] | None = None,
 ) -> dict[str, str]:
     """Run what is not finished yet; give the reasons of the runs that failed, by run id.
 
@@ -63,6 +64,7 @@ def run_study(
         notify: told about progress; may be called from several threads, one call at a time.
         keeping: where the images are kept, and how each worker reads them.
         track: trackers of every run, by name; see `steppe.runs.TRACKERS`.
+        chosen: those of the planned runs that are to be made, from `choose`; all by default.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; every worker has kept its run.
@@ -73,8 +75,9 @@ def run_study(
     workers = workers or default_workers(device)
     threads = open_folder(study, planned, folder, threads_for(workers))
     shared = _Shared(study, folder, place, threads=threads, notify=notify)
-    todo = [p for p in planned if not is_complete(folder, p, study)]
-    for run in planned:
+    wanted = planned if chosen is None else chosen
+    todo = [p for p in wanted if not is_complete(folder, p, study)]
+    for run in wanted:
         if run not in todo:
             shared.tell("kept", run, {})
     shared.fill(todo)
@@ -88,13 +91,16 @@ def run_study(
     if shared.bug:
         raise shared.bug
     if shared.stop.is_set():
-        left = sum(not is_complete(folder, p, study) for p in planned)
-        mend = "run the same command again to go on from here"
-        raise Interrupted(
-            f"stopped with {left} of {len(planned)} runs to go; nothing is lost", where=str(out), mend=mend
-        )
+        raise stopped(study, wanted, folder)
     note_failures(study, planned, folder, shared.failed)
     return shared.failed
+
+
+def stopped(study: StudyConfig, wanted: Sequence[PlannedRun], out: Path) -> Interrupted:
+    """What is said after Ctrl-C or SIGTERM."""
+    left = sum(not is_complete(out, p, study) for p in wanted)
+    what = f"stopped with {left} of {len(wanted)} runs to go; nothing is lost"
+    return Interrupted(what, where=str(out), mend="run the same command again to go on from here")
 
 
 def describe_place(

@@ -23,7 +23,7 @@ from typing import Any
 
 from steppe.config import MeasureConfig, PlannedRun, RunConfig, StudyConfig
 from steppe.data import Keeping
-from steppe.errors import ConfigError, Interrupted, RunError
+from steppe.errors import ConfigError, RunError
 from steppe.runs import Run, make_trackers, try_lock
 from steppe.studies.pipeline import has_measures
 from steppe.studies.pool import (
@@ -34,6 +34,7 @@ from steppe.studies.pool import (
     is_complete,
     note_failures,
     open_folder,
+    stopped,
     threads_for,
 )
 
@@ -56,6 +57,7 @@ def run_study_on_ray(
     notify: Notify | None = None,
     keeping: Keeping | None = None,
     track: Sequence[str] = (),
+    chosen: Sequence[PlannedRun] | None = None,
 ) -> dict[str, str]:
     """As `run_study`, on a Ray cluster.
 
@@ -70,12 +72,14 @@ def run_study_on_ray(
         notify: told about progress.
         keeping: where the images are kept, and how they are read.
         track: trackers of every run, by name.
+        chosen: those of the planned runs that are to be made; all by default.
 
     Raises:
         ConfigError: Ray is not installed, or the cluster does not answer.
         Interrupted: Ctrl-C or SIGTERM; every task has kept its run.
     """
     make_trackers(track, print)
+    wanted = planned if chosen is None else chosen
     ray = import_ray()
     _check_address(address)
     folder = Path(out).absolute()
@@ -87,7 +91,7 @@ def run_study_on_ray(
         place["device"] = "cuda" if gpus else "cpu"  # Ray shows a task its own GPU alone
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(make_run)
         tasks = _Tasks(ray, study, folder, notify)
-        for run in planned:
+        for run in wanted:
             if is_complete(folder, run, study):
                 tasks.tell("kept", run, {})
                 continue
@@ -103,10 +107,7 @@ def run_study_on_ray(
             tasks.add(run, task.remote(job, tasks.of(run.needs)))
         tasks.complete()
     if tasks.stop.is_set():
-        left = sum(not is_complete(folder, p, study) for p in planned)
-        mend = "run the same command again to go on from here"
-        what = f"stopped with {left} of {len(planned)} runs to go; nothing is lost"
-        raise Interrupted(what, where=str(out), mend=mend)
+        raise stopped(study, wanted, folder)
     note_failures(study, planned, folder, tasks.failed)
     return tasks.failed
 
