@@ -147,6 +147,34 @@ def test_schedules_and_fractions(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", [*METHODS, "esam"])
+def test_micro_batches_make_the_update_of_the_whole_batch(method, device):
+    models, minimizers = pair(method, device, make=TinyTransformer)
+    loss = losses_of if method == "esam" else loss_of
+    sizes = []
+
+    def counting(model, x, y):
+        sizes.append(len(x))
+        return loss(model, x, y)
+
+    data = batches(device)
+    options = {"autocast": None, "compiled": False}
+    steps = [CapturedStep(minimizers[0], models[0], counting, data[0], parts=3, **options)]
+    steps += [CapturedStep(minimizers[1], models[1], loss, data[0], **options)]
+    for minimizer in minimizers:
+        minimizer.seed = 3
+    for x, y in [*data, *batches(device, 1, size=7)]:
+        assert torch.allclose(steps[0](x, y), steps[1](x, y), rtol=1e-4)
+        assert steps[0].passes > steps[1].passes
+    assert max(sizes) == 3, "8 examples in three parts: 3, 3 and 2"
+    assert minimizers[0].gradient_evaluations == minimizers[1].gradient_evaluations
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match="in 9 parts"):
+        CapturedStep(minimizers[0], models[0], loss, data[0], parts=9, **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_batch_of_another_size_runs_without_the_graph(device):
     models, minimizers = pair("sam", device)
     step = CapturedStep(minimizers[0], models[0], loss_of, batches(device)[0], autocast=None, compiled=False)
@@ -170,6 +198,14 @@ def test_a_loaded_state_is_what_the_next_step_uses(device):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on importing its compiler
+def test_a_method_without_a_second_pass_has_no_second_set():
+    for method, copies in (("base", False), ("sam", True), ("msam", True)):
+        models, minimizers = pair(method, "cpu")
+        step = CapturedStep(minimizers[0], models[0], loss_of, images(), autocast=None, compiled=False)
+        assert any(twin is not None for twin in step.second.parameters) is copies
+        assert bool(step.second.buffers) is copies
+
+
 def test_the_second_set_needs_no_second_compilation():
     torch._dynamo.reset()
     compilations = []

@@ -59,8 +59,9 @@ def digits():
     ],
     ids=lambda v: "-".join(map(str, v.values())),
 )
-def test_captured_agrees_with_eager(digits, tmp_path, minimizer):
-    config = make_config(minimizer=minimizer)
+@pytest.mark.parametrize("parts", [None, 2])
+def test_captured_agrees_with_eager(digits, tmp_path, minimizer, parts):
+    config = make_config(minimizer=minimizer, accumulate=parts)
     eager = train(config, digits, tmp_path / "eager", device="cuda", captured=False)
     captured = train(config, digits, tmp_path / "captured", device="cuda", captured=True)
     assert captured.summary["compile_s"] > 0
@@ -68,7 +69,8 @@ def test_captured_agrees_with_eager(digits, tmp_path, minimizer):
         assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.02)
         assert other["train_accuracy"] == pytest.approx(one["train_accuracy"], abs=0.02)
         assert other["val_loss"] == pytest.approx(one["val_loss"], rel=0.05)
-        assert other["gradient_evaluations"] == one["gradient_evaluations"]
+        near = 0.1 if minimizer["name"] == "aesam" else 0.0  # whose steps are sharp or not by a hair's breadth
+        assert other["gradient_evaluations"] == pytest.approx(one["gradient_evaluations"], rel=near)
         assert other["lr"] == pytest.approx(one["lr"])
 
 

@@ -203,6 +203,8 @@ def test_micro_batches_give_the_same_update(digits, tmp_path, minimizer):
         ({"name": "asam"}, {}),
         ({"name": "msam"}, {}),
         ({"name": "looksam", "k": 2}, {}),
+        ({"name": "base"}, {"accumulate": 3}),
+        ({"name": "sam"}, {"accumulate": 3}),
         ({"name": "sam", "replay_rng": True}, {"precision": "bfloat16"}),
     ],
     ids=lambda v: "-".join(map(str, v.values())),

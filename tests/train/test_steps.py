@@ -39,9 +39,14 @@ def digits():
     ],
     ids=lambda v: "-".join(map(str, v.values())),
 )
-def test_every_method_counts_alike(digits, minimizer):
+@pytest.mark.parametrize("parts", [1, 3])
+def test_every_method_counts_alike(digits, minimizer, parts):
     config = make_config(
-        batch_size=64, minimizer=minimizer, model={"name": "resnet_tiny"}, schedule={"name": "constant"}
+        batch_size=64,
+        minimizer=minimizer,
+        model={"name": "resnet_tiny"},
+        schedule={"name": "constant"},
+        accumulate=parts if parts > 1 else None,
     )
     network = build_model(config, digits).train()
     steps = []
@@ -72,7 +77,7 @@ def test_what_is_captured():
         ({"minimizer": {"name": "esam", "replay_rng": True}}, False),
         ({"minimizer": {"name": "sam", "m": 8}}, False),
         ({"optimizer": {"name": "lamb"}}, False),
-        ({"accumulate": 2}, False),
+        ({"accumulate": 2}, True),
     ):
         assert can_capture(RunConfig.model_validate(changes), cuda) is captured
     assert not can_capture(RunConfig(), CPU)

@@ -55,6 +55,7 @@ class CapturedStep:
         warmup: steps before the recording; weights, statistics and state are put back after them.
         attack: makes the last pass's inputs from the first pass's gradient with respect to `inputs[0]`, which the same
             backward gives; a step of one pass pays for one more, which leaves weights and statistics alone.
+        parts: run every pass in so many micro-batches, one after another: the same update, less memory.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class CapturedStep:
         warmup: int = 3,
         compile_options: dict[str, Any] | None = None,
         attack: Attack | None = None,
+        parts: int = 1,
     ) -> None:
         """Prepare; kinds of steps are recorded when they first come up, or all at once by `record`."""
         check_capturable(minimizer)
@@ -79,7 +81,10 @@ class CapturedStep:
             raise ValueError("an attack needs the first gradient of every example: ascent_fraction leaves some out")
         if attack is not None and (self._looks(minimizer) or isinstance(minimizer, ESAM)):
             raise ValueError(f"an attack needs a second pass of the whole batch, and {minimizer.name} may leave it out")
+        if not 1 <= parts <= len(inputs[0]):
+            raise ValueError(f"a batch of {len(inputs[0])} cannot be run in {parts} parts")
         self.minimizer, self.model, self.warmup, self.attack = minimizer, model, warmup, attack
+        self.micro = -(-len(inputs[0]) // parts)
         self.device = inputs[0].device
         self.captured = self.device.type == "cuda" if captured is None else captured
         self.inputs = tuple(torch.empty_like(tensor).copy_(tensor) for tensor in inputs)
@@ -92,7 +97,7 @@ class CapturedStep:
         self.values: dict[tuple[int, str], float] = {}
         self.graphs: dict[tuple[Kind, str], torch.cuda.CUDAGraph] = {}
         self.passes = 0
-        """How often the latest step ran the loss."""
+        """How often the latest step ran the loss: once a pass and micro-batch."""
         self.calls: dict[tuple[Kind, str], int] = {}
         self.squared = torch.zeros((), device=self.device)
         self.each: Tensor | None = None
@@ -188,39 +193,60 @@ class CapturedStep:
         return isinstance(minimizer.schedule, GradientNorm)
 
     def _pass(self, inputs: tuple[Tensor, ...], keep_loss: bool) -> None:
-        with torch.enable_grad():
-            loss, each = self._call(inputs)
-            loss.backward()
+        losses, found = [], []
+        for part, share in self._divide(inputs):
+            with torch.enable_grad():
+                loss, each = self._call(part)
+                (loss * share if share < 1 else loss).backward()
+            losses.append(loss.detach() * share)
+            found.append(each)
         if keep_loss:
-            self.loss.copy_(loss.detach())
-            self.each = each
+            self._keep(losses)
+            self.each = _joined(found)
+
+    def _divide(self, inputs: tuple[Tensor, ...]) -> Iterator[tuple[tuple[Tensor, ...], float]]:
+        """The micro-batches of a pass, each with its share of the examples."""
+        size = len(inputs[0])
+        for start in range(0, size, self.micro):
+            part = tuple(tensor[start : start + self.micro] for tensor in inputs)
+            yield part, len(part[0]) / size
 
     def _call(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
         self.counted += 1
         return self.compute(*inputs)
 
+    def _keep(self, losses: list[Tensor]) -> None:
+        """Keep the loss of the pass that counts."""
+        self.loss.copy_(torch.stack(losses).sum())
+
     def _attacking_pass(self, inputs: tuple[Tensor, ...], shared: bool) -> tuple[Tensor, ...]:
         """A pass that attacks the inputs too; unless its backward is shared, the weights get no gradient from it."""
-        watched = inputs[0].detach().requires_grad_()
+        assert self.attack is not None
+        losses, attacked = [], []
         if not shared:
             self.statistics.save()
-        with torch.enable_grad():
-            loss, _ = self._call((watched, *inputs[1:]))
-            if shared:
-                loss.backward()
-            gradient = watched.grad if shared else torch.autograd.grad(loss, watched)[0]
+        for part, share in self._divide(inputs):
+            watched = part[0].detach().requires_grad_()
+            with torch.enable_grad():
+                loss, _ = self._call((watched, *part[1:]))
+                if shared:
+                    (loss * share if share < 1 else loss).backward()
+                gradient = watched.grad if shared else torch.autograd.grad(loss, watched)[0]
+            assert gradient is not None
+            losses.append(loss.detach() * share)
+            attacked.append(self.attack(part, gradient))
         self.statistics.restore()
-        self.loss.copy_(loss.detach())
-        assert self.attack is not None
-        assert gradient is not None
-        return self.attack(inputs, gradient)
+        self._keep(losses)
+        return (
+            attacked[0] if len(attacked) == 1 else tuple(torch.cat(tensors) for tensors in zip(*attacked, strict=True))
+        )
 
     def _choose(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """ESAM: the examples whose loss rose most, found by a forward pass at the perturbed weights."""
         minimizer = self.minimizer
         if not isinstance(minimizer, ESAM) or minimizer.gamma == 1.0:
             return inputs
-        _, after = self._call(inputs)
+        after = _joined([self._call(part)[1] for part, _ in self._divide(inputs)])
         if after is None or self.each is None:
             raise ValueError("esam chooses examples by their losses: let the loss return one for each (no mean)")
         count, _ = minimizer.second_share(len(inputs[0]))
@@ -285,7 +311,7 @@ class CapturedStep:
         """A batch of another shape: the same method, eagerly."""
         if self.attack is not None:
             raise ValueError("under an attack every batch has the shape of the example batch")
-        batch = EagerBatch(self.plain, inputs)
+        batch = EagerBatch(self.plain, inputs, self.micro)
         loss = self.minimizer.step(batch)
         self.passes = batch.calls
         return loss
@@ -359,6 +385,12 @@ class CapturedStep:
                     held = self.static[index, key] = torch.zeros((), dtype=torch.float32, device=self.device)
                 held.copy_(value) if isinstance(value, Tensor) else held.fill_(value)
                 group[key] = held
+
+
+def _joined(found: list[Tensor | None]) -> Tensor | None:
+    """The losses of all examples, where the loss gives them."""
+    there = [each for each in found if each is not None]
+    return None if not there else there[0] if len(there) == 1 else torch.cat(there)
 
 
 WHOLE, LOOK, GO_ON, STOP = "whole", "look", "go on", "stop"

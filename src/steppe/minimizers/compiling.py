@@ -66,23 +66,33 @@ _NUMBERS = itertools.count()
 
 
 class EagerBatch:
-    """The closure of a step that is not captured; can run on part of its batch."""
+    """The closure of a step that is not captured; can run on part of its batch, so many examples at a time."""
 
-    def __init__(self, compute: Computed, inputs: tuple[Tensor, ...]) -> None:
-        self.compute, self.inputs, self.size = compute, inputs, len(inputs[0])
+    def __init__(self, compute: Computed, inputs: tuple[Tensor, ...], micro: int) -> None:
+        self.compute, self.inputs, self.size, self.micro = compute, inputs, len(inputs[0]), micro
         self.latest: Tensor | None = None
         self.calls = 0
 
     def __call__(self, part: Any = slice(None), weight: float = 1.0) -> Tensor:
         """Forward and backward on some of the examples; returns their mean loss."""
-        self.calls += 1
-        loss, self.latest = self.compute(*(tensor[part] for tensor in self.inputs))
-        (loss * weight).backward()
-        return loss
+        chosen = [tensor[part] for tensor in self.inputs]
+        total, found = torch.zeros((), device=chosen[0].device), []
+        for pieces in zip(*(tensor.split(self.micro) for tensor in chosen), strict=True):
+            self.calls += 1
+            share = len(pieces[0]) / len(chosen[0])
+            loss, each = self.compute(*pieces)
+            (loss * (weight * share)).backward()
+            total += loss.detach() * share
+            found.append(each)
+        self.latest = None if found[0] is None else torch.cat([each for each in found if each is not None])
+        return total
 
     def score(self) -> Tensor:
         """The loss of each example."""
-        self.calls += 1
-        _, each = self.compute(*self.inputs)
-        assert each is not None
-        return each
+        found = []
+        for pieces in zip(*(tensor.split(self.micro) for tensor in self.inputs), strict=True):
+            self.calls += 1
+            _, each = self.compute(*pieces)
+            assert each is not None
+            found.append(each)
+        return torch.cat(found)

@@ -18,10 +18,14 @@ from .statistics import RandomReplay, RunningStatistics
 
 
 class SecondSet:
-    """A second set of the perturbed parameters and of BatchNorm's buffers, swapped into the modules for a pass."""
+    """A second set of the perturbed parameters and of BatchNorm's buffers, swapped into the modules for a pass.
+
+    Empty for a method that makes plain steps alone.
+    """
 
     def __init__(self, minimizer: Minimizer, model: nn.Module) -> None:
-        perturbed = {i for block in minimizer.blocks if block.perturbed for i in block.members}
+        plain = type(minimizer).kind is Minimizer.kind
+        perturbed = {i for block in minimizer.blocks if block.perturbed and not plain for i in block.members}
         self.originals = minimizer.parameters
         self.parameters: list[Tensor | None] = [
             nn.Parameter(torch.empty_like(p).copy_(p.detach())) if i in perturbed and p.requires_grad else None
@@ -36,7 +40,7 @@ class SecondSet:
         ]
         self.buffers = [
             (module._buffers, name, buffer, buffer.clone())
-            for module in RunningStatistics(model).modules
+            for module in RunningStatistics(None if plain else model).modules
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]

@@ -87,24 +87,32 @@ class CompiledStep:
             network: what is trained.
             minimizer: steps it.
             objective: the loss, and the attack if there is one.
-            config: precision.
+            config: precision and accumulation.
             inputs: the tensors of an example batch.
             compiled: compile forward and loss.
         """
         self.minimizer, self.objective = minimizer, objective
         self.compile_s = 0.0
-        hits = torch.zeros(3, dtype=torch.int64, device=inputs[0].device)
+        parts = min(config.accumulate or 1, len(inputs[0]))
+        hits = torch.zeros(3 * parts, dtype=torch.int64, device=inputs[0].device)  # a step has three passes at most
         self.hits = hits
         chooses = isinstance(minimizer, ESAM)
 
         def loss(network: nn.Module, *inputs: Tensor) -> Tensor:
             losses, hit = objective.losses(network, *inputs)
-            hits.copy_(torch.stack((hits[1], hits[2], hit)))  # the latest pass comes last
+            hits.copy_(torch.cat((hits[1:], hit[None])))  # the latest comes last
             return losses if chooses else losses.mean()
 
         autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         self.step = CapturedStep(
-            minimizer, network, loss, inputs, autocast=autocast, compiled=compiled, attack=objective.attack
+            minimizer,
+            network,
+            loss,
+            inputs,
+            autocast=autocast,
+            compiled=compiled,
+            attack=objective.attack,
+            parts=parts,
         )
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -120,14 +128,15 @@ class CompiledStep:
         seen = len(inputs[0])
         if kind.first and kind.second and fraction:
             seen = max(1, round(seen * fraction))
-        return loss, self.hits[-self.step.passes].clone(), seen  # the first pass counts
+        first = len(self.hits) - self.step.passes
+        return loss, self.hits[first : first - (-seen // self.step.micro)].sum(), seen  # the first pass counts
 
 
 def can_capture(config: RunConfig, device: torch.device) -> bool:
-    """Whether the run's steps can be recorded: on CUDA, with an optimizer of torch's, one ε and one batch a step."""
+    """Whether the run's steps can be recorded: on CUDA, with an optimizer of torch's and one ε a step."""
     free = "lamb" not in (config.optimizer.name, config.objective.head_optimizer)
     free = free and not (config.minimizer.name == "esam" and config.minimizer.replay_rng)
-    return device.type == "cuda" and free and not config.minimizer.m and not config.accumulate
+    return device.type == "cuda" and free and not config.minimizer.m
 
 
 class _SplitBatch(Batch):
@@ -163,6 +172,12 @@ class _SplitBatch(Batch):
             return self._run(run, examples, weight)
         finally:
             self.counting, self.watched = False, None
+
+    @torch.no_grad()
+    def score(self, examples: Any = None) -> Tensor:
+        """Losses of the examples, in the same micro-batches."""
+        chosen = torch.arange(self.size, device=self.device)[slice(None) if examples is None else examples]
+        return torch.cat([super(_SplitBatch, self).score(part) for part in chosen.split(self.micro)])
 
     def _run(self, run: Callable[..., Tensor], examples: Any, weight: float) -> Tensor:
         chosen = torch.arange(self.size, device=self.device)
