@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from steppe.errors import SteppeError
+from steppe.geometry.convolution import FastDoubleBackward
 from steppe.geometry.how import borrowed
 from steppe.geometry.memory import SavedBytes, free_bytes
 from steppe.geometry.parts import WHOLE, resolve_parts, trained_parameters
@@ -261,7 +262,8 @@ class Hessian:
                 self._gradient_function = _compile_gradient(self.model, self.loss, self.examples)
             with _keeping_buffers():
                 return self._gradient_function(self.named, images, targets)
-        loss = self._mean_loss(images, targets)
+        with FastDoubleBackward() if images.is_cuda else ExitStack():
+            loss = self._mean_loss(images, targets)
         if not bool(torch.isfinite(loss)):
             raise SteppeError(
                 "the loss is not finite, so it has no curvature", mend="look at the weights and the images"
