@@ -101,6 +101,28 @@ def test_killed_and_resumed(digits, tmp_path, captured, objective):
         assert other["val_loss"] == pytest.approx(one["val_loss"], rel=0.02)
 
 
+def test_memory_that_runs_out_divides_the_recorded_step(digits, tmp_path):
+    said = []
+
+    class Listen(Observer):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    config = make_config(model={"name": "vit_4l_4h_256_p2"}, batch_size=1024, minimizer={"name": "sam"})
+    whole = train(config, digits, tmp_path / "whole", device="cuda", captured=True)
+    room = 0.8 * whole.summary["peak_memory_mib"] * 2**20 / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(room)
+    try:
+        split = train(config, digits, tmp_path / "split", device="cuda", captured=True, observer=Listen())
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert said[0].startswith("memory ran out: going on with 2 micro-batches a step")
+    assert not any("eager" in text for text in said)
+    for one, other in zip(whole.metrics(), split.metrics(), strict=True):
+        assert other["val_loss"] == pytest.approx(one["val_loss"], rel=0.02)
+
+
 def test_bfloat16_and_a_budget_of_seconds(digits, tmp_path):
     run = train(make_config(precision="bfloat16", budget={"seconds": 2.0}), digits, tmp_path / "r", device="cuda")
     assert 2.0 <= run.summary["time_s"] < 2.3

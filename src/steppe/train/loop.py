@@ -54,6 +54,7 @@ class Training:
         captured: bool,
         keeping: Keeping | None = None,
         ranks: Ranks | None = None,
+        parts: int = 1,
     ) -> None:
         """Build everything, and go on from the checkpoint where there is one."""
         self.run, self.config, self.dataset, self.device = run, config, dataset, device
@@ -81,7 +82,7 @@ class Training:
         self.network = self.ranks.wrap(self.model, device)
         self.stages = plan_stages(config)
         self.classifier: nn.Linear | None = None
-        self.captured = captured
+        self.captured, self.parts = captured, parts
         self.steps = self.records = 0
         self.compile_s = self.saved_at = self.save_s = 0.0
         self.tally, self.clock = Tally(device), Clock(device)
@@ -116,7 +117,8 @@ class Training:
         self.step: EagerStep | CompiledStep
         if self.captured:
             inputs = self.objective.batch(0, 0)
-            self.step = CompiledStep(network, self.minimizer, self.objective, config, inputs)
+            parts = self.parts * (config.accumulate or 1)
+            self.step = CompiledStep(network, self.minimizer, self.objective, config, inputs, parts=parts)
         else:
             self.step = EagerStep(network, self.minimizer, self.objective, config, self.observer.say)
 

@@ -24,6 +24,9 @@ from steppe.train.loop import Training
 from steppe.train.setup import build_minimizer, build_model
 from steppe.train.steps import can_capture
 
+MOST_PARTS = 64
+"""Micro-batches that a recorded step is divided into at the most, before eager steps are tried."""
+
 
 def train(
     config: RunConfig,
@@ -99,13 +102,14 @@ def _complete(
     captured: bool,
     keeping: Keeping | None,
     ranks: Ranks,
+    parts: int = 1,
 ) -> None:
-    """Train to the end; a captured step that does not fit into memory gives way to eager ones, which can be split."""
+    """Train to the end; a captured step that does not fit into memory is recorded anew in twice as many parts."""
     captured = captured and can_capture(config, device) and ranks.count == 1
     threads = torch.get_num_threads()
     training, ran_out = None, False
     try:
-        training = Training(run, config, dataset, device, observer, stop, captured, keeping, ranks)
+        training = Training(run, config, dataset, device, observer, stop, captured, keeping, ranks, parts)
         training.complete()
         return
     except TrainingError as error:
@@ -125,17 +129,22 @@ def _complete(
             raise
         if not captured:
             mend = f"try a smaller batch_size than {config.batch_size}, or another model"
-            parts = "" if ranks.count > 1 or config.objective.name == "contrastive" else " even in parts"
-            failure = TrainingError(f"the memory ran out{parts}", where=str(run.path), mend=mend)
+            even = "" if ranks.count > 1 or config.objective.name == "contrastive" else " even in parts"
+            failure = TrainingError(f"the memory ran out{even}", where=str(run.path), mend=mend)
             _note_failure(run, failure, training)
             raise failure from None
     finally:
         torch.set_num_threads(threads)
     training = None
     torch.cuda.empty_cache()
+    if ran_out and config.objective.name != "contrastive" and parts * 2 <= min(config.batch_size, MOST_PARTS):
+        parts *= 2
+        how = f"with {parts} micro-batches a step, which is the same update,"
+    else:
+        captured, how = False, "with eager steps,"
     why = "memory ran out" if ran_out else "the step cannot be captured here"
-    observer.say(f"{why}: going on with eager steps, from the last checkpoint")
-    _complete(run, config, dataset, device, observer, stop, captured=False, keeping=keeping, ranks=ranks)
+    observer.say(f"{why}: going on {how} from the last checkpoint")
+    _complete(run, config, dataset, device, observer, stop, captured, keeping, ranks, parts)
 
 
 @contextmanager

@@ -79,6 +79,7 @@ class CompiledStep:
         config: RunConfig,
         inputs: Inputs,
         *,
+        parts: int | None = None,
         compiled: bool = True,
     ) -> None:
         """Prepare; graphs are recorded when a kind of step first comes up.
@@ -89,11 +90,12 @@ class CompiledStep:
             objective: the loss, and the attack if there is one.
             config: precision and accumulation.
             inputs: the tensors of an example batch.
+            parts: micro-batches of a step; by default as the configuration says.
             compiled: compile forward and loss.
         """
         self.minimizer, self.objective = minimizer, objective
         self.compile_s = 0.0
-        parts = min(config.accumulate or 1, len(inputs[0]))
+        parts = min(parts or config.accumulate or 1, len(inputs[0]))
         hits = torch.zeros(3 * parts, dtype=torch.int64, device=inputs[0].device)  # a step has three passes at most
         self.hits = hits
         chooses = isinstance(minimizer, ESAM)
