@@ -81,13 +81,13 @@ def time_corruptions(model: nn.Module, dataset: Dataset, batch: int, device: tor
             for images, _ in batches:
                 model(images)
 
-    def table() -> None:
-        measure_corruptions(model, dataset, device=device, batch_size=batch)
+    def table(examples: int | None = None) -> None:
+        measure_corruptions(model, dataset, device=device, batch_size=batch, examples=examples)
 
     with torch.no_grad():
         model(batches[0][0])
         bare = seconds(passes, device)
-    table()  # the first one also loads what the corruptions are made with
+    table(batch)  # a first one also loads what the corruptions are made with
     return [seconds(table, device), bare]
 
 
