@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils import data as torch_data
@@ -19,10 +20,14 @@ from torch.utils import data as torch_data
 from steppe.config import AugmentConfig, derive_seed
 from steppe.data.augment import Augment, Draws, Normalise
 from steppe.data.dataset import Dataset, Split
+from steppe.data.recorded import Recorded
 from steppe.errors import SteppeError
 
 AHEAD = 2
 """So many batches are made ready beforehand, by each worker."""
+RECORDED = 2**26
+"""Batches of up to so many bytes are made by a recorded graph, which keeps the memory it works in; launching the
+operators of larger ones costs little beside their work."""
 
 
 class Loader:
@@ -40,6 +45,7 @@ class Loader:
         resident: bool | None = None,
         channels_last: bool = False,
         compile: bool = False,
+        record: bool = True,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
@@ -55,6 +61,7 @@ class Loader:
             resident: keep the images on the device; None does so where they are in memory and fit.
             channels_last: give images in this memory format.
             compile: fuse the augmentation with `torch.compile`.
+            record: on CUDA, make batches by replaying a graph; False launches every operator.
             rank: this process's place among `ranks` that share each batch; images are mixed within a share.
             ranks: how many there are.
         """
@@ -69,10 +76,13 @@ class Loader:
         self._change: Callable[..., tuple[torch.Tensor, torch.Tensor]] = change
         if compile:
             self._change = torch.compile(change.__call__)
-        self._columns = change.columns
+        self._draws_of = partial(change.draws, self.batch_size, seed)
         self._draws: dict[int, Draws] = {}
         share = self.batch_size // ranks
         self.mine = slice(rank * share, (rank + 1) * share if rank < ranks - 1 else self.batch_size)
+        self._make: Callable[..., tuple[torch.Tensor, ...]] = self._put_together
+        if record and device.type == "cuda" and 4 * share * dataset.channels * dataset.image_size**2 <= RECORDED:
+            self._make = Recorded(self._put_together)
         self._order: tuple[int, torch.Tensor] | None = None
         self._next: tuple[int, int] | None = None
         self._stream: Iterator[torch.Tensor] | None = None
@@ -93,31 +103,25 @@ class Loader:
         Returns:
             Normalised images, and labels (B,) of int64, or (B, classes) probabilities when images are mixed.
         """
-        return self.transform(*self.raw(epoch, index, view))
-
-    def raw(
-        self, epoch: int, index: int, view: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Choose a batch: images as they are kept, labels, and the numbers drawn for its images and its mixing.
-
-        Shapes are the same for every batch, so a captured step can copy these into its own tensors and hold
-        `transform` inside.
-        """
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, _move(_shuffled(len(self.split), self.seed, epoch), self.device)
         start = index * self.batch_size
         picked = self._order[1][start + self.mine.start : start + self.mine.stop]
-        images = self._images.index_select(0, picked) if self._images is not None else self._streamed(epoch, index)
         if view not in self._draws:
-            self._draws[view] = Draws(self.augment, self._columns, self.batch_size, self.seed, self.device, view)
+            self._draws[view] = self._draws_of(view)
         draws, mixing = self._draws[view].of(epoch, index)
-        return images, self._labels.index_select(0, picked), draws[self.mine], mixing
+        streamed = [] if self.resident else [self._streamed(epoch, index)]
+        images, targets = self._make(picked, draws[self.mine], mixing, *streamed)
+        return images, targets
 
-    def transform(
-        self, images: torch.Tensor, labels: torch.Tensor, draws: torch.Tensor, mixing: torch.Tensor
+    def _put_together(
+        self, picked: torch.Tensor, draws: torch.Tensor, mixing: torch.Tensor, images: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn what `raw` gave into images and targets."""
-        images, targets = self._change(images, labels, draws, mixing)
+        """Make the batch of the images `picked`, from `images` if they had to be brought; shapes are always the same."""
+        if images is None:
+            assert self._images is not None
+            images = self._images.index_select(0, picked)
+        images, targets = self._change(images, self._labels.index_select(0, picked), draws, mixing)
         return images.contiguous(memory_format=self._format), targets
 
     def _streamed(self, epoch: int, index: int) -> torch.Tensor:
