@@ -35,16 +35,16 @@ class Normalise:
         shape = (1, -1, 1, 1)
         self.mean = torch.tensor(dataset.mean, dtype=torch.float32, device=device).view(shape)
         self.std = torch.tensor(dataset.std, dtype=torch.float32, device=device).view(shape)
-        self.top = 1.0 if _is_float(dataset) else 255.0
-        self._scale, self._shift = 1 / (self.top * self.std), -self.mean / self.std
         self.size = dataset.size
+        self.top = 1.0 if _is_float(dataset) else 255.0
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Resize and normalise a batch; enlarging commutes with normalising, which then touches fewer pixels."""
         size = self.size or images.shape[-1]
         if size < images.shape[-1]:
             images = resize(images, size)
-        return resize(torch.addcmul(self._shift, images, self._scale), size)
+        images = (images / self.top).sub_(self.mean).div_(self.std)
+        return resize(images, size)
 
 
 class Augment:

@@ -117,7 +117,7 @@ class Loader:
     def _put_together(
         self, picked: torch.Tensor, draws: torch.Tensor, mixing: torch.Tensor, images: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make the batch of the images `picked`, from `images` if they had to be brought; shapes are always the same."""
+        """Make the batch of the images `picked`, out of `images` if they had to be brought; shapes never change."""
         if images is None:
             assert self._images is not None
             images = self._images.index_select(0, picked)
