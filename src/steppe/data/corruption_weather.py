@@ -7,15 +7,13 @@ import math
 import torch
 import torch.nn.functional as F
 
-from steppe.data.corruption_tools import Keyed, coloured, constant, filtered, gaussian, grey, motion, zoomed
+from steppe.data.corruption_tools import Keyed, coloured, constant, filtered, gaussian, grey, motion, portions, zoomed
 
 SOBEL = ((-1, 0, 1), (-2, 0, 2), (-1, 0, 1))
 SLOPE = ((-2, -1, 0), (-1, 1, 1), (0, 1, 2))
 WATER, MUD = (175, 238, 238), (63, 42, 20)
 FAR = 20
 """Distances to the edge of a drop beyond this are all one."""
-TOGETHER = {"cpu": 2**20}
-"""About so many numbers are compared at a time for them: what a cache holds, and 2²⁴ on other devices."""
 
 
 def snow(x: torch.Tensor, c: tuple[float, float, float, float, float, float, float], random: Keyed) -> torch.Tensor:
@@ -146,7 +144,7 @@ def _edges(grey: torch.Tensor, low: float, high: float) -> torch.Tensor:
     while True:
         grown = edge
         for _ in range(4):  # further rounds change nothing, but asking whether they did would wait for the device
-            grown = torch.minimum(F.conv2d(grown, around_me, padding=1), weak)
+            grown = (F.conv2d(grown, around_me, padding=1) > 0.5) * weak
         if torch.equal(grown, edge):
             return edge > 0
         edge = grown
@@ -160,9 +158,9 @@ def _distance(edge: torch.Tensor) -> torch.Tensor:
     def nearest(squared: torch.Tensor) -> torch.Tensor:
         return (F.pad(squared, (FAR, FAR), value=far).unfold(-1, len(offset), 1) + offset).amin(-1)
 
-    some = max(1, TOGETHER.get(edge.device.type, 2**24) // (edge[0].numel() * len(offset)))
-    parts = [nearest(nearest(torch.where(part, 0.0, far)).mT).mT for part in edge.split(some)]
-    return torch.cat(parts).sqrt().clamp(max=FAR)
+    parts = portions(edge, edge[0].numel() * len(offset))
+    squared = torch.cat([nearest(nearest(torch.where(part, 0.0, far)).mT).mT for part in parts])
+    return squared.sqrt().clamp(max=FAR)
 
 
 def _equalised(bytes_: torch.Tensor) -> torch.Tensor:

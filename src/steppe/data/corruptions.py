@@ -12,7 +12,6 @@ Values are cut to whole numbers, not rounded, as in the published sets.
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -21,10 +20,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from steppe.data import corruption_weather as weather
-from steppe.data.corruption_tools import Keyed, constant, disk, filtered, gaussian, motion, shuffled, zoomed
+from steppe.data.corruption_tools import Keyed, constant, disk, filtered, gaussian, motion, portions, shuffled, zoomed
+from steppe.data.jpeg import compress
 from steppe.errors import ConfigError, unknown_name
 
 Scale = Literal["auto", "cifar", "imagenet"]
@@ -285,14 +284,7 @@ def _pixelate(images: torch.Tensor, c: float, random: Keyed) -> torch.Tensor:
 
 
 def _jpeg_compression(images: torch.Tensor, c: int, random: Keyed) -> torch.Tensor:
-    """Write and read JPEG, on the CPU."""
-    out = []
-    for image in images.cpu().permute(0, 2, 3, 1).numpy():
-        buffer = io.BytesIO()
-        Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image).save(buffer, "JPEG", quality=c)
-        with Image.open(buffer) as opened:
-            out.append(np.asarray(opened).reshape(image.shape))
-    return torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2).contiguous().to(images.device)
+    return torch.cat([compress(part, c) for part in portions(images, 4 * images[0].numel())])
 
 
 _ON_BYTES: dict[str, Function] = {
