@@ -6,6 +6,7 @@ Images are floats (B, C, H, W) from 0 to 1 unless a docstring says otherwise.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -44,6 +45,12 @@ class Keyed:
         self._used += count
         bits = (_mixed(self._key[:, None] + counter * _GAMMA) >> 40).bitwise_and_(0xFFFFFF)
         return bits.float().add_(0.5).mul_(2.0**-24).view(-1, *shape)
+
+    def several(self, *shapes: tuple[int, ...]) -> Iterator[torch.Tensor]:
+        """Draw what calls of `uniform` one after the other would, at once."""
+        sizes = [math.prod(shape) for shape in shapes]
+        parts = self.uniform(sum(sizes)).split(sizes, 1)
+        return (part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True))
 
     def normal(self, *shape: int) -> torch.Tensor:
         """Draw (B, *shape) standard normal numbers (Box and Muller)."""

@@ -48,14 +48,11 @@ def plasma_fractal(side: int, decay: float, random: Keyed) -> torch.Tensor:
     """
     wibble, step = 100.0, side
     heights = torch.zeros(random.count, side, side, device=random.device)
-    noise = 2 * random.uniform(side**2 - 1) - 1  # every point but the first gets one
-    used = 0
+    sizes = [side // 2**k for k in range(int(math.log2(side)), 0, -1)]
+    noises = random.several(*((size, size) for size in sizes for _ in range(3)))
 
     def place(rows: slice, columns: slice, total: torch.Tensor) -> None:
-        nonlocal used
-        used += total[0].numel()
-        mine = noise[:, used - total[0].numel() : used].view_as(total)
-        heights[:, rows, columns] = torch.add(total / 4, mine, alpha=wibble**2)
+        heights[:, rows, columns] = torch.add(total / 4 - wibble**2, next(noises), alpha=2 * wibble**2)
 
     while step >= 2:
         half = step // 2
@@ -83,18 +80,18 @@ def ice(side: int, random: Keyed) -> torch.Tensor:
     of its own; a slow field makes some of the pane thick with ice and leaves some clear.
     """
     line = torch.linspace(-1, 1, side, device=random.device)
-    angle = random.uniform(1, 1) * math.pi
+    octaves = max(2, int(math.log2(side)) - 2)
+    sizes = [1, *(2 ** (k + 2) + 1 for k in range(octaves)), 3]
+    turn, *grids, thick = random.several(*((1, size, size) for size in sizes))
+    angle = turn[:, 0] * math.pi
     along = angle.cos() * line[None, None, :] + angle.sin() * line[None, :, None]
     across = -angle.sin() * line[None, None, :] + angle.cos() * line[None, :, None]
     needles = torch.zeros_like(along)
-    octaves = max(2, int(math.log2(side)) - 2)
-    for k in range(octaves):
-        cells = 2 ** (k + 2)
-        grid = random.uniform(1, cells + 1, cells + 1)
+    for k, grid in enumerate(grids):
         places = torch.stack([across * 0.7, along * (0.7 if k < 2 else 0.35)], -1)
         smooth = F.grid_sample(grid, places, padding_mode="reflection", align_corners=True)[:, 0]
         needles = needles + 0.75**k * (1 - (2 * smooth - 1).abs()) ** 4
-    thick = F.interpolate(random.uniform(1, 3, 3), size=(side, side), mode="bicubic", align_corners=True)[:, 0]
+    thick = F.interpolate(thick, size=(side, side), mode="bicubic", align_corners=True)[:, 0]
     cover = (0.35 + 0.9 * thick).clamp(0.15, 1)
     needles = needles / needles.amax((1, 2), keepdim=True)
     return (cover * needles.sqrt()).clamp(0, 1)[:, None]
