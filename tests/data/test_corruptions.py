@@ -86,6 +86,18 @@ def test_an_image_is_corrupted_alike_in_every_batch(name):
     assert torch.equal(others, together) == (name in plain or name == "saturate")
 
 
+def test_corrupting_leaves_the_precision_alone():
+    """It is set inside, so that images do not depend on what a training or a measure has asked for."""
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ConfigError, match="no severity"):
+            corrupt(IMAGES["cifar"], "fog", 0, indices=NUMBERS["cifar"])
+        made("gaussian_blur", 1)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 MONOTONE = [n for n in CORRUPTIONS if n not in ("frost", "glass_blur", "elastic_transform", "spatter", "saturate")]
 
 

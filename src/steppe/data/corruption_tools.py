@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -68,6 +69,20 @@ def _mixed(z: torch.Tensor) -> torch.Tensor:
 
 def _folded(z: torch.Tensor, shift: int) -> torch.Tensor:
     return (z >> shift).bitwise_and_(2 ** (64 - shift) - 1).bitwise_xor_(z)
+
+
+@contextmanager
+def in_full_precision() -> Iterator[None]:
+    """Have a GPU multiply float32 as a CPU does: ten bits fewer would show where values are cut to whole numbers."""
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32 = before[1]
 
 
 @lru_cache(maxsize=128)

@@ -22,7 +22,18 @@ import torch
 import torch.nn.functional as F
 
 from steppe.data import corruption_weather as weather
-from steppe.data.corruption_tools import Keyed, constant, disk, filtered, gaussian, motion, portions, shuffled, zoomed
+from steppe.data.corruption_tools import (
+    Keyed,
+    constant,
+    disk,
+    filtered,
+    gaussian,
+    in_full_precision,
+    motion,
+    portions,
+    shuffled,
+    zoomed,
+)
 from steppe.data.jpeg import compress
 from steppe.errors import ConfigError, unknown_name
 
@@ -123,6 +134,7 @@ EXTRA = CORRUPTIONS[15:]
 
 
 @torch.no_grad()
+@in_full_precision()
 def corrupt(
     images: torch.Tensor, name: str, severity: int, *, indices: torch.Tensor, scale: Scale = "auto"
 ) -> torch.Tensor:

@@ -80,9 +80,10 @@ class Loader:
         self._draws: dict[int, Draws] = {}
         share = self.batch_size // ranks
         self.mine = slice(rank * share, (rank + 1) * share if rank < ranks - 1 else self.batch_size)
-        self._make: Callable[..., tuple[torch.Tensor, ...]] = self._put_together
-        if record and device.type == "cuda" and 4 * share * dataset.channels * dataset.image_size**2 <= RECORDED:
-            self._make = Recorded(self._put_together)
+        size = 4 * share * dataset.channels * dataset.image_size**2
+        self.recorded = record and device.type == "cuda" and size <= RECORDED
+        make = self._put_together
+        self._make: Callable[..., tuple[torch.Tensor, ...]] = Recorded(make) if self.recorded else make
         self._order: tuple[int, torch.Tensor] | None = None
         self._next: tuple[int, int] | None = None
         self._stream: Iterator[torch.Tensor] | None = None
