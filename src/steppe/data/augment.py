@@ -93,7 +93,7 @@ class Augment:
             images: as they are kept, (B, C, H, W).
             labels: (B,).
             draws: what `draws` drew for this batch, a row for each image.
-            mixing: (4,), what `draws` says about this batch's mixing.
+            mixing: what `draws` says about this batch's mixing.
 
         Returns:
             Normalised images of the data set's size, and labels, or (B, classes) probabilities if images are mixed.
@@ -147,7 +147,7 @@ class Draws:
         self._draws = self._mixing = torch.empty(0)
 
     def of(self, epoch: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give batch `index` of `epoch` its numbers: (batch size, …), and (4,) for its mixing."""
+        """Give batch `index` of `epoch` its numbers: (batch size, …), and (4,) for its mixing, if any."""
         block, place = divmod(index, self._batches)
         if self._block != (epoch, block):
             rng = np.random.Generator(np.random.Philox(derive_seed(self.seed, epoch, block)))
@@ -160,9 +160,9 @@ class Draws:
     def _draw_mixing(self, rng: np.random.Generator) -> np.ndarray:
         """One row a batch: the first image's share in mixup and in CutMix (1: not this time), and the box's centre."""
         config, count = self.config, self._batches
-        out = np.ones((count, 4), np.float32)
         if not config.mixes:
-            return out
+            return np.empty((count, 0), np.float32)
+        out = np.ones((count, 4), np.float32)
         touched = rng.random(count) < (config.mixup_probability or 1.0)
         pasted = touched & (rng.random(count) < (0.5 if config.mixup else 1.0)) & (config.cutmix > 0)
         for column, alpha, used in ((0, config.mixup, touched & ~pasted), (1, config.cutmix, pasted)):

@@ -25,7 +25,7 @@ from steppe.errors import SteppeError
 
 AHEAD = 2
 """So many batches are made ready beforehand, by each worker."""
-RECORDED = 2**26
+RECORDED = 2**24
 """Batches of up to so many bytes are made by a recorded graph, which keeps the memory it works in; launching the
 operators of larger ones costs little beside their work."""
 

@@ -4,7 +4,7 @@ A policy knows few pairs of operation and strength, so `Operations` works out al
 up a row for each of its images. The operations fall into three kinds, each one pass over the batch in which the images
 it does not concern stay as they are: those that move pixels (one gather, by a list of sources per row), those that map
 a channel's values (one table of 256 entries per image and channel), and those that blend an image with a duller
-version of it. So shapes are fixed, nothing is asked of the host, and a batch takes some sixty operators for each layer.
+version of it. So shapes are fixed, nothing is asked of the host, and a layer takes fewer than sixty operators.
 On uint8 they equal torchvision's operations; what moves in is grey, 128.
 
 Cubuk et al., AutoAugment (arXiv:1805.09501), with the policies of its appendix, and RandAugment (arXiv:1909.13719)
