@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -320,6 +321,15 @@ def test_views_are_other_augmentations_of_the_same_images(resident):
     assert torch.equal(first[0], again[0])
     plain = loader(data, resident=resident)
     assert torch.equal(plain.batch(1, 1)[0], plain.batch(1, 1, view=1)[0])
+
+
+def test_a_loader_that_is_done_with_is_gone_at_once():
+    """Its images may fill a GPU; they must not wait for the garbage collector."""
+    some = loader(dataset(), augment=AugmentConfig(crop_padding=4, randaugment=2))
+    some.batch(0, 0)
+    gone = weakref.ref(some)
+    del some
+    assert gone() is None
 
 
 def test_channels_last_changes_the_layout_alone():

@@ -71,18 +71,16 @@ class Loader:
         self.resident = _fits(self.split, device) if resident is None else resident
         self._images = self.split.images.to(device) if self.resident else None
         self._labels = self.split.labels.to(device)
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
         change = Augment(dataset, augment, device)
-        self._change: Callable[..., tuple[torch.Tensor, torch.Tensor]] = change
-        if compile:
-            self._change = torch.compile(change.__call__)
         self._draws_of = partial(change.draws, self.batch_size, seed)
         self._draws: dict[int, Draws] = {}
         share = self.batch_size // ranks
         self.mine = slice(rank * share, (rank + 1) * share if rank < ranks - 1 else self.batch_size)
         size = 4 * share * dataset.channels * dataset.image_size**2
         self.recorded = record and device.type == "cuda" and size <= RECORDED
-        make = self._put_together
+        changing = torch.compile(change.__call__) if compile else change
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        make = partial(_put_together, changing, layout, self._labels, self._images)
         self._make: Callable[..., tuple[torch.Tensor, ...]] = Recorded(make) if self.recorded else make
         self._order: tuple[int, torch.Tensor] | None = None
         self._next: tuple[int, int] | None = None
@@ -115,16 +113,6 @@ class Loader:
         images, targets = self._make(picked, draws[self.mine], mixing, *streamed)
         return images, targets
 
-    def _put_together(
-        self, picked: torch.Tensor, draws: torch.Tensor, mixing: torch.Tensor, images: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make the batch of the images `picked`, out of `images` if they had to be brought; shapes never change."""
-        if images is None:
-            assert self._images is not None
-            images = self._images.index_select(0, picked)
-        images, targets = self._change(images, self._labels.index_select(0, picked), draws, mixing)
-        return images.contiguous(memory_format=self._format), targets
-
     def _streamed(self, epoch: int, index: int) -> torch.Tensor:
         """Take the next batch of the stream; begin another stream when something else is asked for."""
         if self._streamed_batch is not None and self._streamed_batch[0] == (epoch, index):
@@ -137,6 +125,22 @@ class Loader:
         assert self._stream is not None
         self._streamed_batch = (epoch, index), next(self._stream)
         return self._streamed_batch[1]
+
+
+def _put_together(
+    change: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    layout: torch.memory_format,
+    labels: torch.Tensor,
+    resident: torch.Tensor | None,
+    picked: torch.Tensor,
+    draws: torch.Tensor,
+    mixing: torch.Tensor,
+    streamed: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make the batch of the images `picked`: among those that are resident, or as they were streamed."""
+    images = resident.index_select(0, picked) if resident is not None else streamed
+    images, targets = change(images, labels.index_select(0, picked), draws, mixing)
+    return images.contiguous(memory_format=layout), targets
 
 
 def _shuffled(count: int, seed: int, epoch: int) -> torch.Tensor:

@@ -148,8 +148,8 @@ class Operations:
         self._is_blended = _which(cells, "color", "contrast").to(device)[..., None]
         factors = torch.tensor([value if name in _BLENDS else 1.0 for name, value in cells], device=device)
         self._factors = torch.stack([factors, 1 - factors], 1)[..., None, None, None]
-        kinds = [0 if name in _MOVES else 2 if name in _BLENDS else 1 for name, _ in cells]
-        self._kind = torch.tensor([-1 if c[0] == "identity" else kind for c, kind in zip(cells, kinds, strict=True)])
+        kinds = {**dict.fromkeys(_MOVES, 0), **dict.fromkeys(_BLENDS, 2), "identity": -1}
+        self._kind = torch.tensor([kinds.get(name, 1) for name, _ in cells])
         self._inner = torch.zeros(size, size, dtype=torch.bool, device=device)
         self._inner[1:-1, 1:-1] = True
         self._values = torch.arange(256.0, device=device)
