@@ -1,17 +1,26 @@
-"""How long a training batch takes to make: ms for 128 images of 32 px, by augmentation, and what a `resize` adds.
+"""How long a training batch takes to make, by augmentation, and how long corrupting a batch at severity 3 takes.
 
-    python benchmarks/loader.py [cpu|cuda] [--compile]
+    python benchmarks/loader.py cuda --out results/loader_h200.csv
+    python benchmarks/loader.py cpu                                     # no file, only a table
 
-On CUDA also whether a batch ever waits for the device (`torch.cuda.set_sync_debug_mode`).
+Images are random, of 32 px. `operators` are what torch dispatches for a batch, views left out: on CUDA about as many
+launches; a recorded graph, which is one more, is not among them. `--eager` makes batches without the recording. Times
+are medians of `--repeats`: of an epoch of 100 batches (20 where they are enlarged), or of one corrupted batch. On CUDA
+a batch that waits for the device is an error (`torch.cuda.set_sync_debug_mode`).
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
-import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
+from hessian import wait
+from rows import provenance, save
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from steppe.config import AugmentConfig, DataConfig
 from steppe.data import CORRUPTIONS, Loader, Source, Split, corrupt, divide
@@ -32,48 +41,95 @@ CASES: dict[str, tuple[dict[str, object], int | None]] = {
 }
 
 
-def main(device: torch.device, compile: bool) -> None:
+class Operators(TorchDispatchMode):
+    """Counts what is dispatched inside, but for views and bare memory."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or func.__name__.startswith(("empty", "_unsafe_view", "new_empty")))
+        return func(*args, **(kwargs or {}))
+
+
+def measure(call: Callable[[int, int], Any], calls: int, repeats: int, device: torch.device) -> dict[str, Any]:
+    """Operators of a call, and the median, smallest and largest ms; a call is told its round and its number."""
+    for index in range(min(5, calls)):
+        call(0, index)
+    with Operators() as operators:
+        call(0, 0)
+    times = []
+    for repeat in range(repeats):
+        start = wait(device)
+        for index in range(calls):
+            call(repeat, index)
+        times.append((wait(device) - start) / calls * 1000)
+    return {
+        "operators": operators.count,
+        "ms": round(statistics.median(times), 4),
+        "ms_min": round(min(times), 4),
+        "ms_max": round(max(times), 4),
+    }
+
+
+def check_never_waits(call: Callable[[int, int], Any], device: torch.device) -> None:
+    if device.type == "cuda":
+        call(0, 0)
+        torch.cuda.set_sync_debug_mode("error")
+        call(0, 1)
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("device", nargs="?", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of what to time")
+    parser.add_argument("--compile", action="store_true", help="fuse augmentations with torch.compile")
+    parser.add_argument("--eager", action="store_true", help="launch every operator of an augmentation on CUDA")
+    parser.add_argument("--out", type=Path, help="a CSV file")
+    arguments = parser.parse_args()
+    device, batch = torch.device(arguments.device), arguments.batch
+    made = provenance(device.type)
+    print(f"{made['machine']}, torch {torch.__version__}, {made['threads']} thread(s), {batch} images of 32 px")
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (12800, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    images = torch.randint(0, 256, (100 * batch, 3, 32, 32), generator=generator, dtype=torch.uint8)
     split = Split(images, torch.arange(len(images)) % 10)
     source = Source(tuple("0123456789"), split, split.take(range(10)), split.take(range(10)))
-    print(f"{device}, torch {torch.__version__}, {torch.get_num_threads()} thread(s), compile={compile}")
+    rows: list[dict[str, Any]] = []
+
+    def tell(kind: str, name: str, how: str, found: dict[str, Any]) -> None:
+        rows.append({"kind": kind, "name": name, "batch": batch, "how": how, **found, **made})
+        print(f"{name:32s} {found['operators']:5d} operators {found['ms']:9.3f} ms", flush=True)
+        if arguments.out is not None:
+            save(rows, arguments.out)
+
     for name, (options, size) in CASES.items():
-        data = divide(source, DataConfig(name="random", image_size=size))
-        config = AugmentConfig.model_validate(options)
-        loader = Loader(data, batch_size=128, augment=config, seed=0, device=device, compile=compile)
-        count = 20 if size else len(loader)
-        for index in range(5):
-            loader.batch(0, index)
-        _wait(device)
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("error")
-            loader.batch(0, 6)
-            torch.cuda.set_sync_debug_mode("default")
-        times = []
-        for epoch in range(3):
-            start = time.perf_counter()
-            for index in range(count):
-                loader.batch(epoch, index)
-            _wait(device)
-            times.append((time.perf_counter() - start) / count * 1000)
-        print(f"{name:32s} {statistics.median(times):8.3f} ms")
-    print("corruptions at severity 3, 128 images of 32 px")
-    batch, numbers = images[:128].to(device), torch.arange(128)
+        if any(part in name for part in arguments.only):
+            data = divide(source, DataConfig(name="random", image_size=size))
+            augment = AugmentConfig.model_validate(options)
+            loader = Loader(
+                data,
+                batch_size=batch,
+                augment=augment,
+                seed=0,
+                device=device,
+                channels_last=device.type == "cuda",
+                compile=arguments.compile,
+                record=not arguments.eager,
+            )
+            how = " and ".join(["compiled"] * arguments.compile + ["recorded"] * loader.recorded) or "eager"
+            check_never_waits(loader.batch, device)
+            tell("augmentation", name, how, measure(loader.batch, 20 if size else 100, arguments.repeats, device))
+    some, numbers = images[:batch].to(device), torch.arange(batch)
     for name in CORRUPTIONS:
-        corrupt(batch, name, 3, indices=numbers)
-        _wait(device)
-        start = time.perf_counter()
-        corrupt(batch, name, 3, indices=numbers)
-        _wait(device)
-        print(f"{name:32s} {(time.perf_counter() - start) * 1000:8.3f} ms")
+        if any(part in name for part in arguments.only):
 
+            def call(_: int, __: int, name: str = name) -> torch.Tensor:
+                return corrupt(some, name, 3, indices=numbers)
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+            tell("corruption", name, "eager", measure(call, 1, arguments.repeats, device))
 
 
 if __name__ == "__main__":
-    arguments = [a for a in sys.argv[1:] if not a.startswith("-")]
-    main(torch.device(arguments[0] if arguments else "cpu"), "--compile" in sys.argv)
+    main()

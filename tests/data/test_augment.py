@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -11,18 +12,7 @@ from torchvision.transforms import InterpolationMode, autoaugment
 from steppe.config import AugmentConfig, DataConfig
 from steppe.data import Augment, Draws, Loader, Source, Split, divide, load
 from steppe.data.augment import cut_out, draw_boxes, mix, shift
-from steppe.data.policies import (
-    CODE,
-    FILL,
-    OPERATIONS,
-    POLICIES,
-    AutoAugment,
-    RandAugment,
-    _blend,
-    _map_values,
-    _move,
-    apply_operations,
-)
+from steppe.data.policies import FILL, OPERATIONS, POLICIES, AutoAugment, Operations, RandAugment
 from steppe.data.resample import resize, resize_boxes
 from steppe.errors import ConfigError
 
@@ -50,6 +40,11 @@ def dataset(count: int = 240, side: int = 32, image_size: int | None = None, cha
 def loader(data, **changes) -> Loader:
     options = {"batch_size": 16, "augment": AugmentConfig(), "seed": 0, "device": CPU}
     return Loader(data, **{**options, **changes})
+
+
+def apply(name: str, images: torch.Tensor, value: float = 0.0) -> torch.Tensor:
+    operations = Operations([("identity", 0.0), (name, value)], images.shape[-1], CPU)
+    return operations(images, torch.ones(len(images), dtype=torch.int64))
 
 
 def test_shift_gives_every_window_of_the_padded_image():
@@ -104,8 +99,7 @@ VALUES = {
 def test_operations_are_torchvisions(name, channels):
     images = pictures(channels=channels)
     for value in VALUES.get(name, (0.0,)):
-        code = torch.full((len(images),), CODE[name])
-        mine = apply_operations(images, code, torch.full((len(images),), value))
+        mine = apply(name, images, value)
         if name == "autocontrast":
             theirs = torch.stack([TF.autocontrast(i) for i in images])
         elif name == "color" and channels == 1:
@@ -122,25 +116,28 @@ def test_operations_are_torchvisions(name, channels):
 def test_equalize_leaves_flat_images_alone():
     images = torch.full((2, 3, 8, 8), 77, dtype=torch.uint8)
     for name in ("equalize", "autocontrast"):
-        assert torch.equal(apply_operations(images, torch.full((2,), CODE[name]), torch.zeros(2)), images)
+        assert torch.equal(apply(name, images), images)
 
 
-def test_each_image_has_an_operation_of_its_own():
-    images = pictures(len(OPERATIONS))
-    code = torch.arange(len(OPERATIONS))
-    value = torch.tensor([VALUES.get(name, (0.0,))[0] for name in OPERATIONS])
-    together = apply_operations(images, code, value)
-    for number in range(len(OPERATIONS)):
+EVERY = [(name, value) for name in OPERATIONS for value in VALUES.get(name, (0.0,))]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_image_has_an_operation_of_its_own(channels):
+    images = pictures(len(EVERY), channels=channels)
+    together = Operations(EVERY, 32, CPU)(images, torch.arange(len(EVERY)))
+    for number, (name, value) in enumerate(EVERY):
         one = slice(number, number + 1)
-        assert torch.equal(together[one], apply_operations(images[one], code[one], value[one]))
+        assert torch.equal(together[one], apply(name, images[one], value)), name
 
 
-def test_the_whole_batch_way_of_accelerators_gives_the_same():
-    images = pictures(64)
-    code = torch.arange(64) % len(OPERATIONS)
-    value = torch.tensor([VALUES.get(OPERATIONS[c], (0.0,))[0] for c in code])
-    whole = _blend(_map_values(_move(images, code, value), code, value), code, value)
-    assert torch.equal(whole, apply_operations(images, code, value))
+@pytest.mark.parametrize(("channels", "side"), [(1, 32), (3, 32), (3, 2)])
+def test_the_whole_batch_way_of_accelerators_gives_the_same(channels, side):
+    images = pictures(64, side, channels)
+    rows = torch.arange(64) % len(EVERY)
+    operations = Operations(EVERY, side, CPU)
+    whole = operations.blend(operations.map_values(operations.move(images, rows), rows), rows)
+    assert torch.equal(whole, operations(images, rows))
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
@@ -151,11 +148,15 @@ def test_autoaugment_has_the_published_policies(name):
     space = theirs._augmentation_space(10, (32, 32))
     for row, pair in enumerate(theirs.policies):
         for place, (operation, chance, level) in enumerate(pair):
-            code = OPERATIONS[mine._operation[row, place]].replace("_", "")
-            assert code == operation.lower()
+            (name, plus), (again, minus) = mine.operations.cells[1 + 4 * row + 2 * place :][:2]
+            assert name == again
+            assert name.replace("_", "") == operation.lower()
             assert mine._chance[row, place] == pytest.approx(chance)
             if level is not None:
-                assert mine._value[row, place] == pytest.approx(float(space[operation][0][level]), abs=1e-4)
+                strength = float(space[operation][0][level])
+                base = 1.0 if name in ("brightness", "color", "contrast", "sharpness") else 0.0
+                assert plus == pytest.approx(base + strength, abs=1e-4)
+                assert minus == pytest.approx(base - strength if space[operation][1] else strength, abs=1e-4)
 
 
 def test_autoaugment_draws_as_its_probabilities_say():
@@ -294,7 +295,7 @@ def test_the_augmentation_is_one_graph_of_fixed_shapes(options):
     """Traced whole, without a break and without a value asked of the host: it can be compiled or captured."""
     data = dataset()
     change = Augment(data, AugmentConfig.model_validate(options), CPU)
-    draws, mixing = Draws(change.config, change.columns, 16, 0, CPU).of(0, 0)
+    draws, mixing = change.draws(16, 0).of(0, 0)
     images, labels = data.train.images[:16], data.train.labels[:16]
     traced = torch.compile(change.__call__, backend="eager", fullgraph=True)(images, labels, draws, mixing)
     for mine, theirs in zip(traced, change(images, labels, draws, mixing), strict=True):
@@ -320,6 +321,15 @@ def test_views_are_other_augmentations_of_the_same_images(resident):
     assert torch.equal(first[0], again[0])
     plain = loader(data, resident=resident)
     assert torch.equal(plain.batch(1, 1)[0], plain.batch(1, 1, view=1)[0])
+
+
+def test_a_loader_that_is_done_with_is_gone_at_once():
+    """Its images may fill a GPU; they must not wait for the garbage collector."""
+    some = loader(dataset(), augment=AugmentConfig(crop_padding=4, randaugment=2))
+    some.batch(0, 0)
+    gone = weakref.ref(some)
+    del some
+    assert gone() is None
 
 
 def test_channels_last_changes_the_layout_alone():

@@ -8,6 +8,7 @@ the host, so a step can be captured or compiled with it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -54,9 +55,10 @@ class Augment:
         geometric = config.crop_padding or config.resized_crop or config.flip or config.cutout
         if _is_float(dataset) and (geometric or config.randaugment or config.autoaugment):
             raise ConfigError(f"{dataset.name!r} holds points, not pictures: only mixup changes them", where="augment")
-        self.config, self.classes, self.size = config, len(dataset.classes), dataset.image_size
+        self.config, self.classes, self.size, self.device = config, len(dataset.classes), dataset.image_size, device
+        self._side = dataset.train.shape[-1]
         self.normalise = Normalise(dataset, device)
-        at = self.size if config.resized_crop else dataset.train.shape[-1]
+        at = self.size if config.resized_crop else self._side
         self._policy: RandAugment | AutoAugment | None = None
         if config.randaugment:
             magnitude = 9 if config.randaugment_magnitude is None else config.randaugment_magnitude
@@ -71,6 +73,17 @@ class Augment:
             + (2 if config.cutout else 0)
         )
 
+    def draws(self, batch_size: int, seed: int, view: int = 0) -> Draws:
+        """The numbers for batches of `batch_size`, as a call takes them."""
+        return Draws(self.config, self.columns, batch_size, seed, self.device, view, self._prepare)
+
+    def _prepare(self, draws: torch.Tensor) -> torch.Tensor:
+        """Do for many batches at once what depends on the numbers alone: those of a crop become its box."""
+        if not self.config.resized_crop:
+            return draws
+        boxes = draw_boxes(draws[..., : 2 * ATTEMPTS + 2], self.config.resized_crop, self._side)
+        return torch.cat([boxes, draws[..., 2 * ATTEMPTS + 2 :]], -1)
+
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor, draws: torch.Tensor, mixing: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,8 +92,8 @@ class Augment:
         Args:
             images: as they are kept, (B, C, H, W).
             labels: (B,).
-            draws: (B, columns) uniform numbers.
-            mixing: (4,), what `Draws` says about this batch's mixing.
+            draws: what `draws` drew for this batch, a row for each image.
+            mixing: what `draws` says about this batch's mixing.
 
         Returns:
             Normalised images of the data set's size, and labels, or (B, classes) probabilities if images are mixed.
@@ -93,7 +106,7 @@ class Augment:
             return draws[:, taken - count : taken]
 
         places = take(2) if config.crop_padding else None
-        box = draw_boxes(take(2 * ATTEMPTS + 2), config.resized_crop, images.shape[-1]) if config.resized_crop else None
+        box = take(4) if config.resized_crop else None
         mirrored = take(1)[:, 0] < 0.5 if config.flip else None
         if box is not None:
             images = resize_boxes(images, box, self.size, mirrored)
@@ -123,8 +136,10 @@ class Draws:
         seed: int,
         device: torch.device,
         view: int = 0,
+        prepare: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """Draw for batches of `batch_size`, `columns` numbers an image, and move them to `device`."""
+        """Draw for batches of `batch_size`, `columns` numbers an image; move them to `device` and `prepare` them."""
+        self.prepare = prepare or (lambda draws: draws)
         self.config, self.columns, self.batch_size, self.device = config, columns, batch_size, device
         self.seed = derive_seed(seed, "augment", *([view] if view else []))
         self._batches = max(1, min(512, BLOCK // max(1, batch_size * columns)))
@@ -132,22 +147,22 @@ class Draws:
         self._draws = self._mixing = torch.empty(0)
 
     def of(self, epoch: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give batch `index` of `epoch` its numbers: (batch size, columns), and (4,) for its mixing."""
+        """Give batch `index` of `epoch` its numbers: (batch size, …), and (4,) for its mixing, if any."""
         block, place = divmod(index, self._batches)
         if self._block != (epoch, block):
             rng = np.random.Generator(np.random.Philox(derive_seed(self.seed, epoch, block)))
             draws = rng.random((self._batches, self.batch_size, self.columns), dtype=np.float32)
             draws.clip(max=BELOW_ONE, out=draws)
-            self._draws, self._mixing = self._move(draws), self._move(self._draw_mixing(rng))
+            self._draws, self._mixing = self.prepare(self._move(draws)), self._move(self._draw_mixing(rng))
             self._block = epoch, block
         return self._draws[place], self._mixing[place]
 
     def _draw_mixing(self, rng: np.random.Generator) -> np.ndarray:
         """One row a batch: the first image's share in mixup and in CutMix (1: not this time), and the box's centre."""
         config, count = self.config, self._batches
-        out = np.ones((count, 4), np.float32)
         if not config.mixes:
-            return out
+            return np.empty((count, 0), np.float32)
+        out = np.ones((count, 4), np.float32)
         touched = rng.random(count) < (config.mixup_probability or 1.0)
         pasted = touched & (rng.random(count) < (0.5 if config.mixup else 1.0)) & (config.cutmix > 0)
         for column, alpha, used in ((0, config.mixup, touched & ~pasted), (1, config.cutmix, pasted)):
@@ -189,32 +204,30 @@ def shift(
 
 
 def draw_boxes(draws: torch.Tensor, smallest: float, side: int) -> torch.Tensor:
-    """Draw an Inception-style crop of every square image, (B, 4): top, left, height, width in whole pixels.
+    """Draw an Inception-style crop of every square image, (…, 4): top, left, height, width in whole pixels.
 
     Area uniform from `smallest` to all of the image, aspect ratio log-uniform from 3/4 to 4/3; of ten attempts the
     first that lies inside counts, else the whole image (Szegedy et al., arXiv:1409.4842, as in torchvision).
+
+    Args:
+        draws: (…, 22) uniform numbers.
+        smallest: share of the area.
+        side: of the images, in pixels.
     """
-    area = (smallest + (1 - smallest) * draws[:, :ATTEMPTS]) * side**2
-    ratio = torch.exp((2 * draws[:, ATTEMPTS : 2 * ATTEMPTS] - 1) * math.log(4 / 3))
+    area = (smallest + (1 - smallest) * draws[..., :ATTEMPTS]) * side**2
+    ratio = torch.exp((2 * draws[..., ATTEMPTS : 2 * ATTEMPTS] - 1) * math.log(4 / 3))
     width, height = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
     fits = (width > 0) & (width <= side) & (height > 0) & (height <= side)
-    first = fits.int().argmax(1, keepdim=True)
-    none = ~fits.any(1)
-    width = torch.where(none, float(side), width.gather(1, first)[:, 0])
-    height = torch.where(none, float(side), height.gather(1, first)[:, 0])
-    top = (draws[:, -2] * (side - height + 1)).floor()
-    left = (draws[:, -1] * (side - width + 1)).floor()
-    return torch.stack([top, left, height, width], 1)
+    first = fits.int().argmax(-1, keepdim=True)
+    size = torch.cat([height.gather(-1, first), width.gather(-1, first)], -1)
+    size = torch.where(fits.any(-1, keepdim=True), size, float(side))
+    return torch.cat([(draws[..., -2:] * (side - size + 1)).floor(), size], -1)
 
 
 def cut_out(images: torch.Tensor, side: int, draws: torch.Tensor) -> torch.Tensor:
     """Set a square around a random pixel to the mean, 0, as much of it as lies inside (DeVries, arXiv:1708.04552)."""
-    height, width = images.shape[-2:]
-    top, left = ((draws[:, 0] * height).floor() - side // 2, (draws[:, 1] * width).floor() - side // 2)
-    row = torch.arange(height, device=images.device)[None, :, None] - top[:, None, None]
-    column = torch.arange(width, device=images.device)[None, None, :] - left[:, None, None]
-    blank = (row >= 0) & (row < side) & (column >= 0) & (column < side)
-    return images.masked_fill(blank[:, None], 0.0)
+    start = (draws * images.shape[-1]).floor() - side // 2
+    return images.masked_fill(_box(start, start + side, images.shape[-1])[:, None], 0.0)
 
 
 def mix(
@@ -225,24 +238,24 @@ def mix(
     mixup: λ x + (1 - λ) x' (Zhang, arXiv:1710.09412); CutMix: a box of x' with 1 - λ of the area, cut off at the
     border, where the targets go by the area that is left (Yun, arXiv:1905.04899).
     """
-    share, kept, centre_y, centre_x = mixing.unbind(0)
+    share, kept, centre = mixing[0], mixing[1], mixing[2:]
     others, other_targets = images.roll(1, 0), targets.roll(1, 0)
     images = torch.lerp(others, images, share)
     if cutmix:
-        height, width = images.shape[-2:]
-        side = (1 - kept).clamp_min(0).sqrt()
-        row = torch.arange(height, device=images.device)[:, None]
-        column = torch.arange(width, device=images.device)[None, :]
-        inside = _between(row, centre_y, side, height) & _between(column, centre_x, side, width)
+        side = images.shape[-1]
+        half = torch.floor((1 - kept).clamp_min(0).sqrt() * side) / 2
+        middle = torch.floor(centre * side)
+        inside = _box(torch.floor(middle - half), torch.floor(middle + half), side)
         images = torch.where(inside, others, images)
         share = share * (1 - inside.float().mean())
     return images, torch.lerp(other_targets, targets, share)
 
 
-def _between(pixel: torch.Tensor, centre: torch.Tensor, side: torch.Tensor, length: int) -> torch.Tensor:
-    half = torch.floor(side * length) / 2
-    middle = torch.floor(centre * length)
-    return (pixel >= torch.floor(middle - half)) & (pixel < torch.floor(middle + half))
+def _box(start: torch.Tensor, stop: torch.Tensor, side: int) -> torch.Tensor:
+    """Which pixels of a square image, (…, side, side), lie between two corners, (…, 2): row and column."""
+    pixel = torch.arange(side, device=start.device)
+    inside = (pixel >= start[..., None]) & (pixel < stop[..., None])
+    return inside[..., 0, :, None] & inside[..., 1, None, :]
 
 
 def _is_float(dataset: Dataset) -> bool:

@@ -7,8 +7,10 @@ import math
 import torch
 import torch.nn.functional as F
 
-from steppe.data.corruption_tools import Keyed, coloured, filtered, gaussian, grey, motion, zoomed
+from steppe.data.corruption_tools import Keyed, coloured, constant, filtered, gaussian, grey, motion, portions, zoomed
 
+SOBEL = ((-1, 0, 1), (-2, 0, 2), (-1, 0, 1))
+SLOPE = ((-2, -1, 0), (-1, 1, 1), (0, 1, 2))
 WATER, MUD = (175, 238, 238), (63, 42, 20)
 FAR = 20
 """Distances to the edge of a drop beyond this are all one."""
@@ -46,20 +48,21 @@ def plasma_fractal(side: int, decay: float, random: Keyed) -> torch.Tensor:
     """
     wibble, step = 100.0, side
     heights = torch.zeros(random.count, side, side, device=random.device)
+    sizes = [side // 2**k for k in range(int(math.log2(side)), 0, -1)]
+    noises = random.several(*((size, size) for size in sizes for _ in range(3)))
 
     def place(rows: slice, columns: slice, total: torch.Tensor) -> None:
-        noise = 2 * random.uniform(*total.shape[1:]) - 1
-        heights[:, rows, columns] = total / 4 + wibble**2 * noise
+        heights[:, rows, columns] = torch.add(total / 4 - wibble**2, next(noises), alpha=2 * wibble**2)
 
     while step >= 2:
         half = step // 2
         even, odd = slice(0, side, step), slice(half, side, step)
         corners = heights[:, even, even]
-        pairs = corners + corners.roll(-1, 1)
-        place(odd, odd, pairs + pairs.roll(-1, 2))
-        middles, corners = heights[:, odd, odd], heights[:, even, even]
-        place(even, odd, middles + middles.roll(1, 1) + corners + corners.roll(-1, 2))
-        place(odd, even, middles + middles.roll(1, 2) + corners + corners.roll(-1, 1))
+        beside, below = corners + corners.roll(-1, 2), corners + corners.roll(-1, 1)
+        place(odd, odd, below + below.roll(-1, 2))
+        middles = heights[:, odd, odd]
+        place(even, odd, middles + middles.roll(1, 1) + beside)
+        place(odd, even, middles + middles.roll(1, 2) + below)
         step, wibble = half, wibble / decay
     heights -= heights.amin((1, 2), keepdim=True)
     return heights / heights.amax((1, 2), keepdim=True)
@@ -77,18 +80,18 @@ def ice(side: int, random: Keyed) -> torch.Tensor:
     of its own; a slow field makes some of the pane thick with ice and leaves some clear.
     """
     line = torch.linspace(-1, 1, side, device=random.device)
-    angle = random.uniform(1, 1) * math.pi
+    octaves = max(2, int(math.log2(side)) - 2)
+    sizes = [1, *(2 ** (k + 2) + 1 for k in range(octaves)), 3]
+    turn, *grids, thick = random.several(*((1, size, size) for size in sizes))
+    angle = turn[:, 0] * math.pi
     along = angle.cos() * line[None, None, :] + angle.sin() * line[None, :, None]
     across = -angle.sin() * line[None, None, :] + angle.cos() * line[None, :, None]
     needles = torch.zeros_like(along)
-    octaves = max(2, int(math.log2(side)) - 2)
-    for k in range(octaves):
-        cells = 2 ** (k + 2)
-        grid = random.uniform(1, cells + 1, cells + 1)
+    for k, grid in enumerate(grids):
         places = torch.stack([across * 0.7, along * (0.7 if k < 2 else 0.35)], -1)
         smooth = F.grid_sample(grid, places, padding_mode="reflection", align_corners=True)[:, 0]
         needles = needles + 0.75**k * (1 - (2 * smooth - 1).abs()) ** 4
-    thick = F.interpolate(random.uniform(1, 3, 3), size=(side, side), mode="bicubic", align_corners=True)[:, 0]
+    thick = F.interpolate(thick, size=(side, side), mode="bicubic", align_corners=True)[:, 0]
     cover = (0.35 + 0.9 * thick).clamp(0.15, 1)
     needles = needles / needles.amax((1, 2), keepdim=True)
     return (cover * needles.sqrt()).clamp(0, 1)[:, None]
@@ -106,20 +109,19 @@ def spatter(x: torch.Tensor, c: tuple[float, float, float, float, float, bool], 
         return x * (1 - cover) + coloured(MUD, x) * cover
     liquid = (liquid * 255).clamp(0, 255).floor()
     distance = _distance(_edges(liquid, 50, 150))
-    distance = _equalised(filtered(distance, torch.full((3, 3), 1 / 9)).floor())
-    slope = torch.tensor([[-2.0, -1.0, 0.0], [-1.0, 1.0, 1.0], [0.0, 1.0, 2.0]])
+    mean_of_nine, slope = constant(((1 / 9,) * 3,) * 3, x.device), constant(SLOPE, x.device)
+    distance = _equalised(filtered(distance, mean_of_nine).floor())
     relief = filtered(distance, slope).clamp(0, 255)
-    light = liquid * filtered(relief, torch.full((3, 3), 1 / 9)).round()
+    light = liquid * filtered(relief, mean_of_nine).round()
     cover = strength * light / light.amax((1, 2, 3), keepdim=True).clamp_min(1e-6)
     return x + cover * coloured(WATER, x)
 
 
 def _edges(grey: torch.Tensor, low: float, high: float) -> torch.Tensor:
     """Canny's edges of (B, 1, H, W): crests of the Sobel gradient above `high`, and those above `low` they lead to."""
-    sobel = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
+    sobel = constant(SOBEL, grey.device)
     padded = F.pad(grey, (1, 1, 1, 1), mode="replicate")
-    dx = F.conv2d(padded, sobel.to(grey)[None, None])
-    dy = F.conv2d(padded, sobel.T.to(grey)[None, None])
+    dx, dy = F.conv2d(padded, torch.stack([sobel, sobel.T])[:, None]).split(1, 1)
     strength = dx.abs() + dy.abs()
     around = F.pad(strength, (1, 1, 1, 1))
     height, width = grey.shape[-2:]
@@ -134,35 +136,34 @@ def _edges(grey: torch.Tensor, low: float, high: float) -> torch.Tensor:
     before = torch.where(~flat & ~steep & ~falling, beside(-1, 1), before)
     after = torch.where(~flat & ~steep & ~falling, beside(1, -1), after)
     crest = (strength > before) & (strength >= after)
-    weak, edge = crest & (strength > low), crest & (strength > high)
-    for _ in range(height):
-        grown = (F.max_pool2d(edge.float(), 3, 1, 1) > 0) & weak
+    weak, edge = (crest & (strength > low)).float(), (crest & (strength > high)).float()
+    around_me = constant(((1,) * 3,) * 3, grey.device)[None, None]
+    while True:
+        grown = edge
+        for _ in range(4):  # further rounds change nothing, but asking whether they did would wait for the device
+            grown = (F.conv2d(grown, around_me, padding=1) > 0.5) * weak
         if torch.equal(grown, edge):
-            break
+            return edge > 0
         edge = grown
-    return edge
 
 
 def _distance(edge: torch.Tensor) -> torch.Tensor:
     """Euclidean distance of every pixel to the nearest edge, up to `FAR`: first along columns, then along rows."""
-    height, width = edge.shape[-2:]
-    big = float(4 * FAR**2)
-    squared = torch.where(edge, 0.0, big)
-    for dims, length in (((FAR, FAR, 0, 0), width), ((0, 0, FAR, FAR), height)):
-        padded = F.pad(squared, dims, value=big)
-        best = squared
-        for offset in range(-FAR, FAR + 1):
-            start = FAR + offset
-            part = padded[..., start : start + length] if dims[0] else padded[..., start : start + length, :]
-            best = torch.minimum(best, part + offset**2)
-        squared = best
+    far = float(4 * FAR**2)
+    offset = torch.arange(-FAR, FAR + 1, device=edge.device) ** 2
+
+    def nearest(squared: torch.Tensor) -> torch.Tensor:
+        return (F.pad(squared, (FAR, FAR), value=far).unfold(-1, len(offset), 1) + offset).amin(-1)
+
+    parts = portions(edge, edge[0].numel() * len(offset))
+    squared = torch.cat([nearest(nearest(torch.where(part, 0.0, far)).mT).mT for part in parts])
     return squared.sqrt().clamp(max=FAR)
 
 
 def _equalised(bytes_: torch.Tensor) -> torch.Tensor:
     """Spread the histogram of (B, 1, H, W) whole numbers from 0 to 255 evenly, its lowest value at 0."""
     flat = bytes_.flatten(1).long().clamp(0, 255)
-    counts = torch.zeros(len(flat), 256, device=flat.device).scatter_add_(1, flat, torch.ones_like(flat).float())
+    counts = torch.zeros(len(flat), 256, device=flat.device).scatter_add_(1, flat, torch.ones_like(bytes_).flatten(1))
     below = counts.cumsum(1)
     first = below.gather(1, flat.amin(1, keepdim=True))
     table = ((below - first) * 255 / (flat.shape[1] - first).clamp_min(1)).round().clamp(0, 255)

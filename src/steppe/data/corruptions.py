@@ -12,7 +12,6 @@ Values are cut to whole numbers, not rounded, as in the published sets.
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -21,10 +20,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from steppe.data import corruption_weather as weather
-from steppe.data.corruption_tools import Keyed, disk, filtered, gaussian, motion, shuffled, zoomed
+from steppe.data.corruption_tools import (
+    Keyed,
+    constant,
+    disk,
+    filtered,
+    gaussian,
+    in_full_precision,
+    motion,
+    portions,
+    shuffled,
+    zoomed,
+)
+from steppe.data.jpeg import compress
 from steppe.errors import ConfigError, unknown_name
 
 Scale = Literal["auto", "cifar", "imagenet"]
@@ -124,6 +134,7 @@ EXTRA = CORRUPTIONS[15:]
 
 
 @torch.no_grad()
+@in_full_precision()
 def corrupt(
     images: torch.Tensor, name: str, severity: int, *, indices: torch.Tensor, scale: Scale = "auto"
 ) -> torch.Tensor:
@@ -174,7 +185,7 @@ def _impulse_noise(x: torch.Tensor, c: float, random: Keyed) -> torch.Tensor:
 
 
 @lru_cache(maxsize=16)
-def _poisson_table(photons: int) -> torch.Tensor:
+def _poisson_table(photons: int, device: torch.device) -> torch.Tensor:
     """Row v holds v + P(N ≤ n) for n = 0, 1, …, where N is Poisson with mean photons · v / 255."""
     from scipy.special import pdtr
 
@@ -182,12 +193,12 @@ def _poisson_table(photons: int) -> torch.Tensor:
     most = int(photons + 10 * math.sqrt(photons) + 10)
     table = pdtr(np.arange(most)[None, :], rate)
     table[:, -1] = 1
-    return torch.from_numpy(np.arange(256)[:, None] + table)
+    return torch.from_numpy(np.arange(256)[:, None] + table).to(device)
 
 
 def _shot_noise(images: torch.Tensor, c: int, random: Keyed) -> torch.Tensor:
     """Count photons: Poisson by inversion, one search for all pixels since a byte has only 256 rates."""
-    table = _poisson_table(c).to(images.device)
+    table = _poisson_table(c, images.device)
     wanted = images.double() + random.uniform(*images.shape[1:]).double()
     count = torch.searchsorted(table.flatten(), wanted) - images.long() * table.shape[1]
     return ((count / c).clamp(0, 1) * 255 + 1e-3).to(torch.uint8)
@@ -206,7 +217,7 @@ def _glass_blur(x: torch.Tensor, c: tuple[float, int, int], random: Keyed) -> to
 
 
 def _defocus_blur(x: torch.Tensor, c: tuple[float, float], random: Keyed) -> torch.Tensor:
-    return filtered(x, disk(*c))
+    return filtered(x, disk(*c, x.device))
 
 
 def _motion_blur(x: torch.Tensor, c: tuple[float, float], random: Keyed) -> torch.Tensor:
@@ -232,7 +243,7 @@ def _saturate(x: torch.Tensor, c: tuple[float, float], random: Keyed) -> torch.T
     value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
     saturation = (value - low) / value.clamp_min(1e-6)
     wanted = (saturation * c[0] + c[1]).clamp(0, 1)
-    red = value * (1 - wanted * torch.tensor([0.0, 1.0, 1.0], device=x.device).view(1, 3, 1, 1))
+    red = value * (1 - wanted * constant((0, 1, 1), x.device).view(1, 3, 1, 1))
     return torch.where(value > low, value - (value - x) * (wanted / saturation.clamp_min(1e-6)), red)
 
 
@@ -246,7 +257,7 @@ def _elastic_transform(x: torch.Tensor, c: tuple[float, float, float], random: K
     side = x.shape[-1]
     strength, sigma, corner = (share * side for share in c)
     low, high = side // 2 - side // 3, side // 2 + side // 3
-    old = torch.tensor([[high, high], [high, low], [low, low]], device=x.device, dtype=torch.float64)
+    old = constant(((high, high), (high, low), (low, low)), x.device).double()
     new = old + (2 * random.uniform(3, 2).double() - 1) * corner
     ones = torch.ones(len(x), 3, 1, device=x.device, dtype=torch.float64)
     back = torch.linalg.solve(torch.cat([new, ones], 2), old.expand(len(x), 3, 2))  # maps new places to old ones
@@ -260,7 +271,8 @@ def _elastic_transform(x: torch.Tensor, c: tuple[float, float, float], random: K
     return F.grid_sample(moved, grid, padding_mode="reflection", align_corners=False)
 
 
-def _box_matrix(inputs: int, outputs: int) -> torch.Tensor:
+@lru_cache(maxsize=32)
+def _box_matrix(inputs: int, outputs: int, device: torch.device) -> torch.Tensor:
     """The weights of a box filter, (outputs, inputs): the pixels whose centres lie in the box share evenly."""
     step = inputs / outputs
     reach = max(step, 1) / 2
@@ -270,28 +282,21 @@ def _box_matrix(inputs: int, outputs: int) -> torch.Tensor:
         start, stop = max(int(centre - reach + 0.5), 0), min(int(centre + reach + 0.5), inputs)
         pixels = [j for j in range(start, stop) if -0.5 < (j + 0.5 - centre) / (2 * reach) <= 0.5] or [int(centre)]
         out[i, pixels] = 1 / len(pixels)
-    return out
+    return out.to(device)
 
 
 def _pixelate(images: torch.Tensor, c: float, random: Keyed) -> torch.Tensor:
     side = images.shape[-1]
     small = max(1, int(side * c))
     out = images.float()
-    for matrix in (_box_matrix(side, small).to(out), _box_matrix(small, side).to(out)):
+    for matrix in (_box_matrix(side, small, out.device), _box_matrix(small, side, out.device)):
         for _ in range(2):  # columns, then rows, each rounded to bytes
             out = (out @ matrix.T + 0.5 + 1e-4).floor().transpose(2, 3)
     return out.to(torch.uint8)
 
 
 def _jpeg_compression(images: torch.Tensor, c: int, random: Keyed) -> torch.Tensor:
-    """Write and read JPEG, on the CPU."""
-    out = []
-    for image in images.cpu().permute(0, 2, 3, 1).numpy():
-        buffer = io.BytesIO()
-        Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image).save(buffer, "JPEG", quality=c)
-        with Image.open(buffer) as opened:
-            out.append(np.asarray(opened).reshape(image.shape))
-    return torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2).contiguous().to(images.device)
+    return torch.cat([compress(part, c) for part in portions(images, 4 * images[0].numel())])
 
 
 _ON_BYTES: dict[str, Function] = {

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils import data as torch_data
@@ -19,10 +20,14 @@ from torch.utils import data as torch_data
 from steppe.config import AugmentConfig, derive_seed
 from steppe.data.augment import Augment, Draws, Normalise
 from steppe.data.dataset import Dataset, Split
+from steppe.data.recorded import Recorded
 from steppe.errors import SteppeError
 
 AHEAD = 2
 """So many batches are made ready beforehand, by each worker."""
+RECORDED = 2**24
+"""Batches of up to so many bytes are made by a recorded graph, which keeps the memory it works in; launching the
+operators of larger ones costs little beside their work."""
 
 
 class Loader:
@@ -40,6 +45,7 @@ class Loader:
         resident: bool | None = None,
         channels_last: bool = False,
         compile: bool = False,
+        record: bool = True,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
@@ -55,6 +61,7 @@ class Loader:
             resident: keep the images on the device; None does so where they are in memory and fit.
             channels_last: give images in this memory format.
             compile: fuse the augmentation with `torch.compile`.
+            record: on CUDA, make batches by replaying a graph; False launches every operator.
             rank: this process's place among `ranks` that share each batch; images are mixed within a share.
             ranks: how many there are.
         """
@@ -64,15 +71,17 @@ class Loader:
         self.resident = _fits(self.split, device) if resident is None else resident
         self._images = self.split.images.to(device) if self.resident else None
         self._labels = self.split.labels.to(device)
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
         change = Augment(dataset, augment, device)
-        self._change: Callable[..., tuple[torch.Tensor, torch.Tensor]] = change
-        if compile:
-            self._change = torch.compile(change.__call__)
-        self._columns = change.columns
+        self._draws_of = partial(change.draws, self.batch_size, seed)
         self._draws: dict[int, Draws] = {}
         share = self.batch_size // ranks
         self.mine = slice(rank * share, (rank + 1) * share if rank < ranks - 1 else self.batch_size)
+        size = 4 * share * dataset.channels * dataset.image_size**2
+        self.recorded = record and device.type == "cuda" and size <= RECORDED
+        changing = torch.compile(change.__call__) if compile else change
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        make = partial(_put_together, changing, layout, self._labels, self._images)
+        self._make: Callable[..., tuple[torch.Tensor, ...]] = Recorded(make) if self.recorded else make
         self._order: tuple[int, torch.Tensor] | None = None
         self._next: tuple[int, int] | None = None
         self._stream: Iterator[torch.Tensor] | None = None
@@ -93,32 +102,16 @@ class Loader:
         Returns:
             Normalised images, and labels (B,) of int64, or (B, classes) probabilities when images are mixed.
         """
-        return self.transform(*self.raw(epoch, index, view))
-
-    def raw(
-        self, epoch: int, index: int, view: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Choose a batch: images as they are kept, labels, and the numbers drawn for its images and its mixing.
-
-        Shapes are the same for every batch, so a captured step can copy these into its own tensors and hold
-        `transform` inside.
-        """
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, _move(_shuffled(len(self.split), self.seed, epoch), self.device)
         start = index * self.batch_size
         picked = self._order[1][start + self.mine.start : start + self.mine.stop]
-        images = self._images.index_select(0, picked) if self._images is not None else self._streamed(epoch, index)
         if view not in self._draws:
-            self._draws[view] = Draws(self.augment, self._columns, self.batch_size, self.seed, self.device, view)
+            self._draws[view] = self._draws_of(view)
         draws, mixing = self._draws[view].of(epoch, index)
-        return images, self._labels.index_select(0, picked), draws[self.mine], mixing
-
-    def transform(
-        self, images: torch.Tensor, labels: torch.Tensor, draws: torch.Tensor, mixing: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn what `raw` gave into images and targets."""
-        images, targets = self._change(images, labels, draws, mixing)
-        return images.contiguous(memory_format=self._format), targets
+        streamed = [] if self.resident else [self._streamed(epoch, index)]
+        images, targets = self._make(picked, draws[self.mine], mixing, *streamed)
+        return images, targets
 
     def _streamed(self, epoch: int, index: int) -> torch.Tensor:
         """Take the next batch of the stream; begin another stream when something else is asked for."""
@@ -132,6 +125,22 @@ class Loader:
         assert self._stream is not None
         self._streamed_batch = (epoch, index), next(self._stream)
         return self._streamed_batch[1]
+
+
+def _put_together(
+    change: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    layout: torch.memory_format,
+    labels: torch.Tensor,
+    resident: torch.Tensor | None,
+    picked: torch.Tensor,
+    draws: torch.Tensor,
+    mixing: torch.Tensor,
+    streamed: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make the batch of the images `picked`: among those that are resident, or as they were streamed."""
+    images = resident.index_select(0, picked) if resident is not None else streamed
+    images, targets = change(images, labels.index_select(0, picked), draws, mixing)
+    return images.contiguous(memory_format=layout), targets
 
 
 def _shuffled(count: int, seed: int, epoch: int) -> torch.Tensor:

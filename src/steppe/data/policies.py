@@ -1,9 +1,11 @@
 """RandAugment and AutoAugment on whole batches: every image has an operation of its own, and none waits for another.
 
-The operations fall into three kinds, each one pass over the batch in which the images it does not concern stay as
-they are: those that move pixels (one gather, with an affine map per image), those that map a channel's values (one
-table of 256 entries per image and channel), and those that blend an image with a duller version of it. So shapes are
-fixed and nothing is asked of the host. On uint8 they equal torchvision's operations; what moves in is grey, 128.
+A policy knows few pairs of operation and strength, so `Operations` works out all of them beforehand, and a batch looks
+up a row for each of its images. The operations fall into three kinds, each one pass over the batch in which the images
+it does not concern stay as they are: those that move pixels (one gather, by a list of sources per row), those that map
+a channel's values (one table of 256 entries per image and channel), and those that blend an image with a duller
+version of it. So shapes are fixed, nothing is asked of the host, and a layer takes fewer than sixty operators.
+On uint8 they equal torchvision's operations; what moves in is grey, 128.
 
 Cubuk et al., AutoAugment (arXiv:1805.09501), with the policies of its appendix, and RandAugment (arXiv:1909.13719)
 with its 14 operations. RandAugment's strength is on the paper's scale as in its authors' code: magnitude 10 is the
@@ -13,7 +15,7 @@ it. torchvision's RandAugment divides by 30 instead, so its 15 is a third as str
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +24,11 @@ OPERATIONS = (
     *("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast"),
     *("sharpness", "posterize", "solarize", "autocontrast", "equalize", "invert"),
 )
-CODE: Mapping[str, int] = {name: number for number, name in enumerate(OPERATIONS)}
 FILL = 128
 
 _MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 _ENHANCES = ("brightness", "color", "contrast", "sharpness")
+_BLENDS = ("color", "contrast", "sharpness")
 
 POLICIES = {
     "cifar10": """
@@ -68,17 +70,16 @@ class RandAugment:
             "solarize": int(256 * level),
         }
         self.layers, self.columns = layers, 2 * layers
-        self._value = torch.tensor([float(values.get(name, 0)) for name in OPERATIONS], device=device)
-        self._signed = torch.tensor([name in _MOVES for name in OPERATIONS], device=device)
+        self._choices = OPERATIONS[: OPERATIONS.index("invert")]
+        cells = [(name, float(values.get(name, 0))) for name in self._choices]
+        both = [(name, sign * value) for name, value in cells for sign in (1, -1 if name in _MOVES else 1)]
+        self.operations = Operations(both, size, device)
 
     def __call__(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Change a batch of uint8 images by `draws`, (B, columns) uniform numbers."""
+        rows = 2 * (draws[:, 0::2] * len(self._choices)).long() + (draws[:, 1::2] < 0.5)
         for layer in range(self.layers):
-            choices = CODE["invert"]  # all operations before it
-            operation = (draws[:, 2 * layer] * choices).long()
-            value = self._value[operation]
-            negative = self._signed[operation] & (draws[:, 2 * layer + 1] < 0.5)
-            images = apply_operations(images, operation, torch.where(negative, -value, value))
+            images = self.operations(images, rows[:, layer])
         return images
 
 
@@ -89,27 +90,23 @@ class AutoAugment:
 
     def __init__(self, policy: str, size: int, device: torch.device) -> None:
         """Read the policy's table for images of `size` pixels a side."""
-        pairs = [pair.split() for pair in POLICIES[policy].split(";")]
-        cells = [[pair[:3], pair[3:]] for pair in pairs]
-        self._operation = torch.tensor([[CODE[cell[0]] for cell in row] for row in cells], device=device)
-        self._chance = torch.tensor([[float(cell[1]) for cell in row] for row in cells], device=device)
-        self._value = torch.tensor(
-            [[_strength(cell[0], 0 if cell[2] == "-" else int(cell[2]), size) for cell in row] for row in cells],
-            device=device,
-        )
-        self._signed = torch.tensor([name in _MOVES + _ENHANCES for name in OPERATIONS], device=device)
-        self._base = torch.tensor([float(name in _ENHANCES) for name in OPERATIONS], device=device)
+        words = POLICIES[policy].replace(";", " ").split()
+        self._chance = torch.tensor([float(chance) for chance in words[1::3]], device=device).view(-1, 2)
+        cells = [("identity", 0.0)]
+        for name, level in zip(words[0::3], words[2::3], strict=True):
+            value = _strength(name, 0 if level == "-" else int(level), size)
+            base = 1.0 if name in _ENHANCES else 0.0
+            cells += [(name, base + value), (name, base - value if name in _MOVES + _ENHANCES else value)]
+        self.operations = Operations(cells, size, device)
+        self._first = torch.tensor([1, 3], device=device)
 
     def __call__(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Change a batch of uint8 images by `draws`, (B, columns) uniform numbers."""
-        pair = (draws[:, 0] * len(self._operation)).long()
+        pair = (draws[:, 0] * len(self._chance)).long()
+        rows = 4 * pair[:, None] + self._first + (draws[:, 3:] < 0.5)
+        rows = rows * (draws[:, 1:3] < self._chance[pair])
         for place in (0, 1):
-            operation = self._operation[pair, place]
-            value = self._value[pair, place]
-            negative = self._signed[operation] & (draws[:, 3 + place] < 0.5)
-            value = self._base[operation] + torch.where(negative, -value, value)
-            happens = draws[:, 1 + place] < self._chance[pair, place]
-            images = apply_operations(images, operation * happens, value)
+            images = self.operations(images, rows[:, place])
         return images
 
 
@@ -129,112 +126,133 @@ def _strength(name: str, level: int, size: int) -> float:
     return 255 * (1 - share) if name == "solarize" else 0.0
 
 
-def apply_operations(images: torch.Tensor, operation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Do to each image its own operation.
+class Operations:
+    """A list of operations with their strengths; every image of a batch is changed by one of them."""
 
-    Args:
-        images: uint8, (B, C, H, W).
-        operation: (B,), numbers of `OPERATIONS`.
-        value: (B,): a shear's slope, a shift in pixels, an angle in degrees, an enhancement's factor (1 changes
-            nothing), the bits `posterize` keeps, the first value that `solarize` inverts.
-    """
-    whole = images.device.type != "cpu" or torch.compiler.is_compiling()
-    for change, names in _KINDS:
-        if whole:
-            images = change(images, operation, value)
-            continue
-        mine = _is(operation, *names).nonzero()[:, 0]  # on the CPU, counting them costs nothing
-        if len(mine):
-            images = images.index_copy(0, mine, change(images[mine], operation[mine], value[mine]))
-    return images
+    def __init__(self, cells: Sequence[tuple[str, float]], size: int, device: torch.device) -> None:
+        """Work out what can be known without an image.
 
+        Args:
+            cells: names of `OPERATIONS`, each with a shear's slope, a shift in pixels, an angle in degrees, an
+                enhancement's factor (1 changes nothing), the bits `posterize` keeps, or the first value that
+                `solarize` inverts; others ignore theirs.
+            size: of the images, in pixels a side.
+            device: where they will be.
+        """
+        self.cells = list(cells)
+        moves = {cell: number for number, cell in enumerate(dict.fromkeys(c for c in cells if c[0] in _MOVES), start=1)}
+        self._sources = torch.stack([_sources(*cell, size) for cell in (("identity", 0.0), *moves)]).to(device)
+        self._move_of = torch.tensor([moves.get(cell, 0) for cell in cells], device=device)
+        self._tables = torch.stack([_table(*cell) for cell in cells])[:, None].to(device)
+        self._is_mapped = _which(cells, "autocontrast", "equalize").to(device)
+        self._is_blended = _which(cells, "color", "contrast").to(device)[..., None]
+        factors = torch.tensor([value if name in _BLENDS else 1.0 for name, value in cells], device=device)
+        self._factors = torch.stack([factors, 1 - factors], 1)[..., None, None, None]
+        kinds = {**dict.fromkeys(_MOVES, 0), **dict.fromkeys(_BLENDS, 2), "identity": -1}
+        self._kind = torch.tensor([kinds.get(name, 1) for name, _ in cells])
+        self._inner = torch.zeros(size, size, dtype=torch.bool, device=device)
+        self._inner[1:-1, 1:-1] = True
+        self._values = torch.arange(256.0, device=device)
+        self._one = torch.ones((), dtype=torch.int32, device=device)
 
-def _is(operation: torch.Tensor, *names: str) -> torch.Tensor:
-    found = operation == CODE[names[0]]
-    for name in names[1:]:
-        found = found | (operation == CODE[name])
-    return found
+    def __call__(self, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Do to each image its own operation.
 
+        Args:
+            images: uint8, (B, C, size, size).
+            rows: (B,), which cell.
+        """
+        whole = images.device.type != "cpu" or torch.compiler.is_compiling()
+        for kind, change in enumerate((self.move, self.map_values, self.blend)):
+            if whole:
+                images = change(images, rows)
+                continue
+            mine = (self._kind[rows] == kind).nonzero()[:, 0]  # on the CPU, counting them costs nothing
+            if len(mine):
+                images = images.index_copy(0, mine, change(images[mine], rows[mine]))
+        return images
 
-def _move(images: torch.Tensor, operation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    count, channels, height, width = images.shape
-    zero = torch.zeros_like(value)
-    angle = torch.where(_is(operation, "rotate"), value, zero).deg2rad()[:, None, None]
-    shear_x = torch.where(_is(operation, "shear_x"), value, zero)[:, None, None]
-    shear_y = torch.where(_is(operation, "shear_y"), value, zero)[:, None, None]
-    shift_x = torch.where(_is(operation, "translate_x"), value, zero).trunc()[:, None, None]
-    shift_y = torch.where(_is(operation, "translate_y"), value, zero).trunc()[:, None, None]
-    row = torch.arange(height, device=images.device, dtype=torch.float32)[None, :, None]
-    column = torch.arange(width, device=images.device, dtype=torch.float32)[None, None, :]
-    y, x = row - (height - 1) / 2, column - (width - 1) / 2
-    from_x = angle.cos() * x - angle.sin() * y + shear_x * (row + 0.5) - shift_x + (width - 1) / 2
-    from_y = angle.sin() * x + angle.cos() * y + shear_y * (column + 0.5) - shift_y + (height - 1) / 2
-    from_x, from_y = from_x.round(), from_y.round()
-    inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
-    source = from_y.clamp(0, height - 1) * width + from_x.clamp(0, width - 1)
-    index = source.long().view(count, 1, -1).expand(-1, channels, -1)
-    moved = images.flatten(2).gather(2, index).view_as(images)
-    return torch.where(inside[:, None], moved, FILL)
+    def move(self, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Let every pixel take the value of its source; the last source stands for all that lies outside."""
+        sources = self._sources.index_select(0, self._move_of[rows])
+        known = F.pad(images.flatten(2), (0, 1), value=FILL)
+        return known.gather(2, sources[:, None].expand(-1, images.shape[1], -1)).view_as(images)
 
+    def map_values(self, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Look every value up in the table of its image and channel."""
+        flat = images.flatten(2)
+        index = flat.long()
+        low, high = torch.aminmax(flat, dim=2, keepdim=True)
+        span = high - low
+        stretched = ((self._values - low) * (255 / span)).clamp(0, 255).to(torch.uint8)
+        stretches, equalizes = self._is_mapped[rows].unbind(1)
+        table = torch.where(stretches & (span > 0), stretched, self._tables[rows])
+        # PIL's equalisation: the cumulative histogram, with the share of the brightest value left out
+        counts = torch.zeros(*flat.shape[:2], 256, dtype=torch.int32, device=flat.device)
+        counts.scatter_add_(2, index, self._one.expand(flat.shape))
+        below = counts.cumsum(2, dtype=torch.int32) - counts
+        step = below.gather(2, high.long()) // 255
+        safe = step.clamp_min(1)
+        even = ((below + safe // 2) // safe).clamp(max=255).to(torch.uint8)
+        table = torch.where(equalizes & (step > 0), even, table)
+        return table.gather(2, index).view_as(images)
 
-def _map_values(images: torch.Tensor, operation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    count, channels = images.shape[:2]
-    device = images.device
-    old = torch.arange(256, device=device, dtype=torch.float32).expand(count, channels, 256)
-    flat = images.flatten(2)
-    factor = value[:, None, None]
+    def blend(self, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Give factor · image + (1 - factor) · duller image: its mean, without its colours, or smoothed inside."""
+        sharp = images.float()
+        grey = sharp
+        if images.shape[1] == 3:
+            red, green, blue = sharp.unbind(1)
+            grey = (0.2989 * red).add_(green, alpha=0.587).add_(blue, alpha=0.114).floor_()[:, None]
+        colours, contrasts = self._is_blended[rows].unbind(1)
+        dull = torch.where(colours, grey, self._smooth(sharp))
+        dull = torch.where(contrasts, grey.mean((1, 2, 3), keepdim=True), dull)
+        factor, rest = self._factors[rows].unbind(1)
+        out = (factor * sharp + rest * dull).clamp_(0, 255).to(torch.uint8)
+        return out if images.shape[1] == 3 else torch.where(colours, images, out)
 
-    def put(names: tuple[str, ...], new: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return torch.where(_is(operation, *names)[:, None, None], new, table)
-
-    pivot = torch.where(_is(operation, "contrast"), _grey(images).mean((1, 2, 3)), 0.0)[:, None, None]
-    table = put(("brightness", "contrast"), (factor * old + (1 - factor) * pivot).clamp(0, 255).floor(), old)
-    step = 2.0 ** (8 - factor)
-    table = put(("posterize",), (old / step).floor() * step, table)
-    table = put(("solarize",), torch.where(old >= factor, 255 - old, old), table)
-    table = put(("invert",), 255 - old, table)
-    low, high = (bound.float()[..., None] for bound in torch.aminmax(flat, dim=2))
-    stretched = ((old - low) * (255 / (high - low))).clamp(0, 255).floor()
-    table = put(("autocontrast",), torch.where(high > low, stretched, old), table)
-    table = put(("equalize",), _equalising_table(flat, old), table)
-    return table.to(torch.uint8).gather(2, flat.long()).view_as(images)
-
-
-def _equalising_table(flat: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """PIL's: the cumulative histogram, with the share of the brightest value left out."""
-    counts = torch.zeros(old.shape, device=flat.device, dtype=torch.int32)
-    counts.scatter_add_(2, flat.long(), torch.ones((), device=flat.device, dtype=torch.int32).expand(flat.shape))
-    below = counts.cumsum(2)
-    brightest = flat.amax(2, keepdim=True).long()
-    step = (flat.shape[2] - counts.gather(2, brightest)) // 255
-    safe = step.clamp_min(1)
-    table = torch.div(below + safe // 2, safe, rounding_mode="floor")
-    table = F.pad(table[..., :-1], (1, 0)).clamp(0, 255)
-    return torch.where(step > 0, table.float(), old)
-
-
-def _grey(images: torch.Tensor) -> torch.Tensor:
-    if images.shape[1] != 3:
-        return images.float()
-    red, green, blue = images.float().unbind(1)
-    return (0.2989 * red + 0.587 * green + 0.114 * blue).floor()[:, None]
-
-
-def _blend(images: torch.Tensor, operation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Give factor · image + (1 - factor) · duller image: without its colours, or smoothed inside its border."""
-    concerned = ("color", "sharpness") if images.shape[1] == 3 else ("sharpness",)
-    factor = torch.where(_is(operation, *concerned), value, 1.0)[:, None, None, None]
-    sharp = images.float()
-    smooth = sharp.clone()
-    if min(images.shape[-2:]) > 2:
-        around = F.avg_pool2d(sharp, 3, 1) * 9
-        smooth[..., 1:-1, 1:-1] = ((around + 4 * sharp[..., 1:-1, 1:-1]) / 13).round()
-    dull = torch.where(_is(operation, "color")[:, None, None, None], _grey(images), smooth)
-    return (factor * sharp + (1 - factor) * dull).clamp(0, 255).to(torch.uint8)
+    def _smooth(self, sharp: torch.Tensor) -> torch.Tensor:
+        around = F.avg_pool2d(sharp, 3, 1, padding=1, divisor_override=1)
+        smooth = around.add_(sharp, alpha=4).div_(13).round_()
+        return torch.where(self._inner, smooth, sharp)
 
 
-_KINDS = (
-    (_move, _MOVES),
-    (_map_values, ("brightness", "contrast", "posterize", "solarize", "autocontrast", "equalize", "invert")),
-    (_blend, ("color", "sharpness")),
-)
+def _which(cells: Sequence[tuple[str, float]], *names: str) -> torch.Tensor:
+    """For each cell, (cells, names, 1, 1), whether it has that name."""
+    return torch.tensor([[cell[0] == name for name in names] for cell in cells])[..., None, None]
+
+
+def _sources(name: str, value: float, size: int) -> torch.Tensor:
+    """Where each pixel of a moved image comes from, (size²,): a pixel's number, or size² for what lies outside."""
+    amount = torch.tensor(value)
+    angle = amount.deg2rad() if name == "rotate" else torch.zeros(())
+    row, column = torch.arange(float(size))[:, None], torch.arange(float(size))[None, :]
+    middle = (size - 1) / 2
+    y, x = row - middle, column - middle
+    from_x = angle.cos() * x - angle.sin() * y
+    from_y = angle.sin() * x + angle.cos() * y
+    if name == "shear_x":
+        from_x = from_x + amount * (row + 0.5)
+    elif name == "shear_y":
+        from_y = from_y + amount * (column + 0.5)
+    elif name == "translate_x":
+        from_x = from_x - amount.trunc()
+    elif name == "translate_y":
+        from_y = from_y - amount.trunc()
+    from_x, from_y = (from_x + middle).round(), (from_y + middle).round()
+    inside = (from_x >= 0) & (from_x < size) & (from_y >= 0) & (from_y < size)
+    return torch.where(inside, from_y * size + from_x, size**2).long().flatten()
+
+
+def _table(name: str, value: float) -> torch.Tensor:
+    """What becomes of the values 0 to 255 where that does not depend on the image; else they stay."""
+    old = torch.arange(256.0)
+    if name == "brightness":
+        old = (value * old).clamp(0, 255).floor()
+    elif name == "posterize":
+        old = (old / 2 ** (8 - value)).floor() * 2 ** (8 - value)
+    elif name == "solarize":
+        old = torch.where(old >= value, 255 - old, old)
+    elif name == "invert":
+        old = 255 - old
+    return old.to(torch.uint8)
