@@ -171,6 +171,46 @@ def test_weights_from_elsewhere(runs, capsys, tmp_path):
     assert "is not one of 5 classes" in capsys.readouterr().err
 
 
+def _image_file(seed: int) -> None:
+    images = np.random.default_rng(seed).integers(0, 256, (60, 8, 8), np.uint8)
+    np.savez("ten.npz", x_train=images, y_train=np.arange(60) % 10)
+
+
+def test_weights_and_data_that_changed_under_their_name_are_refused(runs, capsys, tmp_path):
+    shutil.copy(runs / "vit" / "weights.safetensors", "w.safetensors")
+    _image_file(0)
+    arguments = ("--model", "vit_tiny_p2", "--weights", "w.safetensors", "--data", "ten.npz")
+    only = ("--only", "missing_rate", "-o", "m")
+    assert steppe("geometry", *arguments, *only) == 0
+    stamp = (tmp_path / "m" / "geometry.json").read_bytes()
+    shutil.copy(runs / "vit1" / "weights.safetensors", "w.safetensors")
+    capsys.readouterr()
+    assert steppe("geometry", *arguments, *only) == 2
+    found = capsys.readouterr()
+    assert "the weights w.safetensors have changed since they were measured here" in " ".join(found.err.split())
+    assert "--out" in found.err
+    assert "found before" not in found.out
+    shutil.copy(runs / "vit" / "weights.safetensors", "w.safetensors")
+    _image_file(1)
+    assert steppe("geometry", *arguments, *only) == 2
+    assert "the data 'ten.npz' have changed since" in " ".join(capsys.readouterr().err.split())
+    _image_file(0)
+    assert steppe("geometry", *arguments, *only) == 0
+    assert "found before" in capsys.readouterr().out, "the same file again"
+    assert (tmp_path / "m" / "geometry.json").read_bytes() == stamp
+
+
+def test_results_from_before_digests_were_kept_are_still_found(runs, capsys, tmp_path):
+    arguments = ("--model", "vit_tiny_p2", "--weights", runs / "vit", "--data", "digits", "-o", "m")
+    assert steppe("geometry", *arguments, "--only", "missing_rate") == 0
+    subject = tmp_path / "m" / "subject.json"
+    whole = json.loads(subject.read_text())
+    subject.write_text(json.dumps({key: whole[key] for key in ("model", "weights", "data", "image_size")}))
+    assert steppe("geometry", *arguments, "--only", "missing_rate") == 0
+    assert "found before" in capsys.readouterr().out
+    assert json.loads(subject.read_text()) == whole, "and from now on they are"
+
+
 def _damage_weights(run: Path) -> None:
     state = load_file(run / "weights.safetensors")
     state["head.bias"][0] = torch.nan

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -103,10 +104,14 @@ def open_model(
     about = {"model": name, "weights": weights, "data": data_name, "image_size": image_size}
     if (folder / "config.toml").exists():
         raise RunError("this is a run's folder", where=str(folder), mend="choose another with --out")
-    if folder.is_dir() and any(folder.iterdir()) and _known(folder / "subject.json") != about:
+    known = _known(folder / "subject.json")
+    if folder.is_dir() and any(folder.iterdir()) and {key: known.get(key) for key in about} != about:
         what = "this folder holds something else than results of this model, these weights and data"
         raise RunError(what, where=str(folder), mend="choose another with --out")
-    dataset = data.load(DataConfig(name=data_name, image_size=image_size), data_root, progress)
+    digest = models.weights_sha256(weights)
+    _check_same(f"the weights {weights}", folder, known.get("weights_sha256"), digest)
+    dataset = _load_as(known.get("fingerprint"), DataConfig(name=data_name, image_size=image_size), data_root, progress)
+    _check_same(f"the data {data_name!r}", folder, known.get("fingerprint"), dataset.fingerprint)
     config = ModelConfig(name=name, mode="finetune", weights=weights)
     size, classes = dataset.image_size, len(dataset.classes)
     model = models.build(config, image_size=size, channels=dataset.channels, classes=classes, load=False)
@@ -123,7 +128,7 @@ def open_model(
     statistics = _statistics_of(name, weights, dataset.channels)
     if statistics is not None:
         dataset = replace(dataset, mean=statistics[0], std=statistics[1])
-    write_json(folder / "subject.json", about)
+    write_json(folder / "subject.json", {**about, "weights_sha256": digest, "fingerprint": dataset.fingerprint})
     return Subject(folder, model.eval().to(place), dataset, CROSS_ENTROPY, place)
 
 
@@ -141,12 +146,17 @@ def load_learned(run: Run, data_root: str | Path | None = None, progress: Progre
     Raises:
         DataError: they are not there, or are others.
     """
-    config = run.config.data
-    dataset = data.load(config, data_root, progress)
     learned = run.read_or_empty("data.json").get("fingerprint")
-    if learned and learned != dataset.fingerprint and dataset.train.in_memory:
-        dataset = data.load(config, data_root, progress, keeping=Keeping("stream"))
+    dataset = _load_as(learned, run.config.data, data_root, progress)
     _check_learned(run, dataset)
+    return dataset
+
+
+def _load_as(fingerprint: object, config: DataConfig, root: str | Path | None, progress: Progress | None) -> Dataset:
+    """Load data, streamed if that is how they have this fingerprint."""
+    dataset = data.load(config, root, progress)
+    if fingerprint and fingerprint != dataset.fingerprint and dataset.train.in_memory:
+        return data.load(config, root, progress, keeping=Keeping("stream"))
     return dataset
 
 
@@ -180,11 +190,22 @@ def without_weights(run: Run) -> RunError:
     )
 
 
-def _known(path: Path) -> object:
+def _known(path: Path) -> dict[str, Any]:
     try:
-        return read_json(path)
+        found = read_json(path)
     except SteppeError:
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _check_same(what: str, folder: Path, before: object, now: str | None) -> None:
+    """Refuse to add to figures of other weights or data under the same name.
+
+    A folder from before digests were kept takes them as they are now.
+    """
+    if before is not None and before != now:
+        mend = "choose another folder with --out, or bring back what was measured"
+        raise RunError(f"{what} have changed since they were measured here", where=str(folder), mend=mend)
 
 
 def _fresh(config: RunConfig, dataset: Dataset, device: torch.device) -> nn.Module:
