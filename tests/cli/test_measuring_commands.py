@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from steppe.cli import main
 from steppe.config import MeasureConfig
-from steppe.runs import Run
+from steppe.runs import Run, locked
 from steppe.studies.pipeline import has_measures
 
 
@@ -312,6 +312,42 @@ def test_several_runs_and_a_folder_of_them(runs, capsys):
     assert "1 of 2 runs could not be measured" in found.err
     assert steppe("geometry", runs / "vit", runs / "nowhere") == 2
     assert "no such folder" in capsys.readouterr().err
+
+
+def test_a_run_that_a_measure_means_nothing_for_does_not_stop_the_others(runs, capsys):
+    assert steppe("geometry", runs, "--only", "attention,missing_rate", "--set", "missing_rate.examples=40") == 2
+    found = capsys.readouterr()
+    for name in ("vit", "vit1"):
+        assert {"attention", "missing_rate"} <= set(Run(runs / name).read("geometry.json"))
+    measured = Run(runs / "resnet").read("geometry.json")
+    assert "missing_rate" in measured, "the other measure of the same run"
+    assert "attention" not in measured
+    said = " ".join(found.err.split())
+    assert f"{runs / 'resnet'}: attention could not be measured: a SmallResNet has no attention" in said
+    assert "1 of 3 runs could not be measured" in said
+    assert any(line.split()[:1] == ["resnet"] for line in found.out.splitlines()), "and they stand side by side"
+
+
+def test_a_measure_that_is_refused_does_not_stop_those_after_it(runs, capsys):
+    wrong = ("--quick", "--set", "lambda_max.top=21", "--set", "missing_rate.examples=40")
+    assert steppe("geometry", runs / "vit", "--only", "lambda_max,missing_rate", *wrong) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "lambda_max could not be measured: 12 iterations of Lanczos do not find 21" in err
+    assert str(runs / "vit") in err
+    assert "missing_rate" in Run(runs / "vit").read("geometry.json")
+    assert steppe("geometry", runs / "resnet", "--only", "lambda_max,missing_rate,attention", *wrong) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "lambda_max could not be measured" in err
+    assert "attention could not be measured" in err
+    assert "2 measures could not be made" in err
+
+
+def test_a_run_in_use_does_not_stop_the_others(runs, capsys):
+    with locked(runs / "resnet", "run"):
+        assert steppe("geometry", runs, "--only", "missing_rate", "--set", "missing_rate.examples=40") == 2
+    assert str(runs / "resnet") in capsys.readouterr().err
+    for name in ("vit", "vit1"):
+        assert "missing_rate" in Run(runs / name).read("geometry.json")
 
 
 def test_a_long_measure_shows_that_it_is_alive(runs, capsys, monkeypatch):
