@@ -12,6 +12,8 @@ from steppe import data
 from steppe.config import DataConfig, RunConfig
 from steppe.errors import ConfigError, MeasureError
 from steppe.geometry import ClassLoss, measure_curvature, measure_sharpness, trained_loss
+from steppe.geometry.curvature import top_eigenvectors
+from steppe.geometry.landscape import measure_line
 from steppe.geometry.measures import DIRECTIONS, MEASURES
 from steppe.measuring import Settings
 from steppe.models import blocks
@@ -118,7 +120,7 @@ def test_noise_on_the_loss_asked_for(model, digits):
 
 
 def test_a_landscape_on_eigenvectors(model, digits):
-    one, two = DIRECTIONS["eigenvectors"](model, digits, settings("landscape", directions="eigenvectors"), 2)
+    (one, two), _ = DIRECTIONS["eigenvectors"](model, digits, settings("landscape", directions="eigenvectors"), 2)
     lengths = [
         sum(float((a * b).sum()) for a, b in zip(x, y, strict=True)) for x, y in ((one, one), (two, two), (one, two))
     ]
@@ -127,6 +129,30 @@ def test_a_landscape_on_eigenvectors(model, digits):
     assert abs(lengths[2]) < 1e-2 * weights
     found = measured("landscape", model, digits, directions="eigenvectors", points=3)
     assert torch.tensor(found["loss"]).shape == (3, 3)
+
+
+def test_a_landscape_on_eigenvectors_of_a_frozen_model_on_the_loss_asked_for(model, digits):
+    last = set(blocks(model)["head"]) | set(blocks(model)["block2"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in last)
+    asked = settings("line", directions="eigenvectors", loss="trained", points=3, examples=40)
+    found = MEASURES["line"].function(model, digits, asked)
+    batches = asked.batches(digits.train, digits, 40)
+    expected, vectors = top_eigenvectors(model, batches, top=1, loss=asked.loss)
+    assert found["directions"]["eigenvalues"] == expected["parts"]["whole"]["top"]
+    assert found["directions"]["how"] == expected["settings"]
+    assert found["directions"]["how"]["loss"] != "cross_entropy"
+    length = sum(float(p.detach().double().square().sum()) for n, p in model.named_parameters() if n in last) ** 0.5
+    direction = [tensor * length for tensor in vectors["whole"][0].values()]
+    assert found["loss"] == measure_line(model, batches, direction, points=3, loss=asked.loss)["loss"]
+    assert measured("landscape", model, digits, directions="eigenvectors", points=2)["centre"] > 0
+    assert "directions" not in measured("line", model, digits, points=2), "random ones are named by their seed"
+
+
+def test_the_eigenvectors_of_a_landscape_say_on_how_many_images_they_were_found(model, digits):
+    found = measured("line", model, digits, directions="eigenvectors", points=2, examples=1100)
+    assert found["examples"] == 1100
+    assert found["directions"]["how"]["examples"] == 1000
 
 
 def test_a_part_that_is_not_there(model, digits):

@@ -14,7 +14,7 @@ from steppe.data import Dataset
 from steppe.errors import ConfigError, MeasureError
 from steppe.geometry.curvature import measure_curvature, measure_trace, top_eigenvectors
 from steppe.geometry.norms import measure_activations, measure_gradient_norms, measure_missing_rate, weight_norms
-from steppe.geometry.parts import WHOLE
+from steppe.geometry.parts import WHOLE, trained_parameters
 from steppe.geometry.sharpness import measure_sharpness
 from steppe.geometry.spectrum import measure_spectrum
 from steppe.geometry.tangent import measure_tangent_kernel
@@ -121,16 +121,21 @@ def missing_rate(model: nn.Module, dataset: Dataset, settings: Settings) -> dict
     return _told(found)
 
 
-def eigenvectors(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
-    """Directions of a landscape: the Hessian's top eigenvectors, as long as the weights are."""
-    batches = settings.batches(dataset.train, dataset, min(settings["examples"], 1000))
-    _, vectors = top_eigenvectors(model, batches, top=count, seed=settings["seed"])
-    own = dict(model.named_parameters())
+_EIGENVECTOR_EXAMPLES = 1000
+"""The Hessian whose eigenvectors span a landscape is taken on this many of its images at most."""
+
+
+def eigenvectors(
+    model: nn.Module, dataset: Dataset, settings: Settings, count: int
+) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    """Directions of a landscape: the Hessian's top eigenvectors, as long as the trained weights; and how found."""
+    batches = settings.batches(dataset.train, dataset, min(settings["examples"], _EIGENVECTOR_EXAMPLES))
+    found, vectors = top_eigenvectors(model, batches, top=count, seed=settings["seed"], loss=settings.chosen_loss)
+    own = trained_parameters(model)
     length = sum(float(p.detach().double().square().sum()) for p in own.values()) ** 0.5
-    out = []
-    for vector in vectors[WHOLE]:
-        out.append([vector[name] * length if name in vector else p.detach() * 0 for name, p in own.items()])
-    return out
+    directions = [[vector[name] * length for name in own] for vector in vectors[WHOLE]]
+    about = {"eigenvalues": found["parts"][WHOLE]["top"], "how": found["settings"]}
+    return directions, about | {"iterations": found["iterations"], "tolerance": found["tolerance"]}
 
 
 def _images(dataset: Dataset, settings: Settings) -> Batches:

@@ -42,13 +42,13 @@ def _noise(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, 
 
 
 def _line(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    (direction,) = _directions(model, dataset, settings, 1)
-    return _landscape(model, dataset, settings, measure_line, direction, radius=settings["radius"])
+    (direction,), about = _directions(model, dataset, settings, 1)
+    return {**_landscape(model, dataset, settings, measure_line, direction, radius=settings["radius"]), **about}
 
 
 def _square(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    two = _directions(model, dataset, settings, 2)
-    return _landscape(model, dataset, settings, measure_square, two, radius=settings["radius"])
+    two, about = _directions(model, dataset, settings, 2)
+    return {**_landscape(model, dataset, settings, measure_square, two, radius=settings["radius"]), **about}
 
 
 def _between(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -88,22 +88,28 @@ def _landscape(
     return _on_training_images(dataset, settings, work, settings["examples"])
 
 
-def _directions(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
-    return settings.pick("directions", DIRECTIONS)(model, dataset, settings, count)
+def _directions(
+    model: nn.Module, dataset: Dataset, settings: Settings, count: int
+) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    """Directions, and what is stored of how they were found."""
+    found, about = settings.pick("directions", DIRECTIONS)(model, dataset, settings, count)
+    return found, {"directions": about} if about else {}
 
 
-def _random(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
-    return random_directions(model, count, seed=settings["seed"])
+def _random(
+    model: nn.Module, dataset: Dataset, settings: Settings, count: int
+) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    return random_directions(model, count, seed=settings["seed"]), {}
 
 
 BATCHNORM = {"kept": False, "reestimated": True}
 """Whether BatchNorm's statistics are taken anew at each point of a landscape."""
 
-DIRECTIONS: dict[str, Callable[[nn.Module, Dataset, Settings, int], list[list[Tensor]]]] = {
+DIRECTIONS: dict[str, Callable[[nn.Module, Dataset, Settings, int], tuple[list[list[Tensor]], dict[str, Any]]]] = {
     "random": _random,
     "eigenvectors": figures.eigenvectors,
 }
-"""Where the directions of a landscape come from: name -> function that gives so many."""
+"""Where the directions of a landscape come from: name -> function that gives so many, and what to store of them."""
 
 
 def _attention(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
