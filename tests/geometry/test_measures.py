@@ -15,6 +15,7 @@ from steppe.geometry import ClassLoss, measure_curvature, measure_sharpness, tra
 from steppe.geometry.curvature import top_eigenvectors
 from steppe.geometry.landscape import measure_line
 from steppe.geometry.measures import DIRECTIONS, MEASURES
+from steppe.geometry.norms import weight_norms
 from steppe.measuring import Settings
 from steppe.models import blocks
 from steppe.train import build_model
@@ -168,7 +169,11 @@ def test_a_run_that_trained_a_part_of_its_model_is_measured_on_that_part(model, 
     found = measured("trace", model, digits, parts="roles", probes=2)
     assert {"whole", "head", "block2"} <= set(found["parts"])
     assert not {"embedding", "block1"} & set(found["parts"])
-    assert measured("norms", model, digits)["weights"]["whole"] > 0
+    norms = measured("norms", model, digits)
+    assert norms["weights"] == pytest.approx(weight_norms(model, ("whole", *blocks(model)))), "frozen ones included"
+    exact = torch.cat([p.detach().flatten() for p in model.parameters()]).norm().item()
+    assert norms["weights"]["whole"] == pytest.approx(exact)
+    assert "block1" not in norms["gradients"]
     with pytest.raises(MeasureError, match="'block1' was not trained"):
         measured("trace", model, digits, parts="block1")
 

@@ -103,13 +103,13 @@ def tangent_kernel(model: nn.Module, dataset: Dataset, settings: Settings) -> di
 
 
 def norms(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    """Norms of weights, gradients and activations, and the share of active neurons, by block."""
+    """Norms of weights (frozen ones too), gradients and activations, and the share of active neurons, by block."""
     batches = _images(dataset, settings)
     parts = _parts(model, "all")
     settings.tell(0, 2)
     gradients = _told(measure_gradient_norms(model, batches, parts=parts, loss=settings.chosen_loss))
     settings.tell(1, 2)
-    out: dict[str, Any] = {"weights": weight_norms(model, parts), "gradients": gradients["parts"]}
+    out: dict[str, Any] = {"weights": weight_norms(model, _all_parts(model)), "gradients": gradients["parts"]}
     modules = activations(model)
     neurons = measure_activations(model, batches, modules=modules)["blocks"] if modules else {}
     return {**out, "activations": neurons, "how": gradients["how"]}
@@ -142,6 +142,15 @@ def _images(dataset: Dataset, settings: Settings) -> Batches:
     if settings["examples"] < 1:
         raise ConfigError("at least one example is needed", where="--set")
     return settings.batches(dataset.train, dataset, settings["examples"])
+
+
+def _all_parts(model: nn.Module) -> Mapping[str, list[str]]:
+    """The whole and every part that has a name, frozen parameters included."""
+    everything = {WHOLE: [name for name, _ in model.named_parameters()]}
+    try:
+        return {**everything, **{part: list(names) for part, names in blocks(model).items() if names}}
+    except ConfigError:
+        return everything
 
 
 def _parts(model: nn.Module, asked: str) -> Mapping[str, list[str]]:
