@@ -417,6 +417,27 @@ def test_a_killed_corruption_table_goes_on_and_ends_alike(runs):
     assert not partial.exists()
 
 
+def test_a_killed_eigenvalue_goes_on_with_the_next_part_and_ends_alike(runs):
+    arguments = ("--only", "lambda_max", "--quick", "--set", "lambda_max.parts=head,whole,attention,mlp,block1")
+    command = [sys.executable, "-m", "steppe", "geometry", str(runs / "vit"), *arguments]
+    partial = runs / "vit" / "geometry.partial.json"
+    kept = _kill_in_the_middle(command, partial)
+    parts = kept["lambda_max"]["found"]
+    assert "head" in parts
+    shutil.copytree(runs / "vit", runs / "whole")
+    (runs / "whole" / "geometry.partial.json").unlink()
+    right = parts["head"]["lambda_max"]["value"]
+    parts["head"]["lambda_max"]["value"] = 123.0  # a mark: what is kept is not measured again
+    partial.write_text(json.dumps(kept))
+    assert steppe("geometry", runs / "vit", *arguments) == 0
+    assert steppe("geometry", runs / "whole", *arguments) == 0
+    resumed, whole = (Run(runs / name).read("geometry.json")["lambda_max"] for name in ("vit", "whole"))
+    assert resumed["parts"]["head"]["lambda_max"]["value"] == 123.0
+    resumed["parts"]["head"]["lambda_max"]["value"] = right
+    assert resumed == whole
+    assert not partial.exists()
+
+
 def test_partial_results_of_other_settings_are_not_used(runs):
     wrong = {"settings": {"points": 4}, "found": [[123.0] * 4]}
     (runs / "vit" / "geometry.partial.json").write_text(json.dumps({"landscape": wrong}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from steppe.geometry.curvature import top_eigenvectors
 from steppe.geometry.landscape import measure_line
 from steppe.geometry.measures import DIRECTIONS, MEASURES
 from steppe.geometry.norms import weight_norms
+from steppe.geometry.spectrum import measure_spectrum
 from steppe.measuring import Settings
 from steppe.models import blocks
 from steppe.train import build_model
@@ -60,6 +62,57 @@ def test_curvature_of_parts_on_the_loss_of_training(model, digits):
 def test_the_parts_of_table_4(model, digits):
     found = measured("trace", model, digits, parts="roles", probes=2)
     assert {"whole", "embedding", "attention", "mlp", "head", "block1"} <= set(found["parts"])
+
+
+def _stopped(name, model, digits, **changes):
+    """A measurement, and what it had kept after each of its steps, as a file holds it."""
+    asked = settings(name, **changes)
+    kept: list[str] = []
+    asked.keep = lambda found: kept.append(json.dumps(found))
+    return MEASURES[name].function(model, digits, asked), [json.loads(text) for text in kept]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "steps"),
+    [
+        ("lambda_max", {"parts": "whole,block1,head"}, 3),
+        ("lambda_max", {"parts": "block1,head", "method": "power", "iterations": 5}, 2),
+        ("trace", {"parts": "whole,block1", "probes": 4}, 4),
+        ("spectrum", {"probes": 3, "steps": 4}, 3),
+    ],
+)
+def test_what_is_known_of_the_hessian_is_not_computed_again(model, digits, name, changes, steps):
+    whole, kept = _stopped(name, model, digits, **changes)
+    assert len(kept) == steps
+    counts = []
+    for known in (None, *kept):
+        asked = settings(name, **changes)
+        asked.known = known
+        products: list[int] = []
+        asked.tell = lambda done, total, products=products: products.append(done)
+        assert MEASURES[name].function(model, digits, asked) == whole, "to the bit"
+        counts.append(len(products))
+    assert sorted(set(counts), reverse=True) == counts, "the more is known, the less is left to do"
+    assert counts[-1] == 2, "the check of the products alone"
+
+
+def test_a_spectrum_that_drew_fresh_vectors_goes_on_alike():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 2, bias=False).double()
+    batches = [(torch.eye(2).double()[[0, 0]], torch.tensor([0, 1]))]  # half of the parameters change nothing
+    kept: list[str] = []
+    options = {"probes": 3, "steps": 4}
+    whole = measure_spectrum(model, batches, found_so_far=lambda found: kept.append(json.dumps(found)), **options)
+    first = json.loads(kept[0])
+    assert first[0]["fresh"] > 0
+    assert measure_spectrum(model, batches, known=first, **options) == whole
+
+
+def test_partial_figures_that_are_not_numbers_are_made_again(model, digits):
+    whole, kept = _stopped("trace", model, digits, parts="whole", probes=3)
+    asked = settings("trace", parts="whole", probes=3)
+    asked.known = {"whole": [None, *kept[1]["whole"][1:]]}
+    assert MEASURES["trace"].function(model, digits, asked) == whole
 
 
 def test_sharpness_under_every_scaling(model, digits):

@@ -6,7 +6,7 @@ Each stores how it was computed (`how`) beside its figures; what was asked is st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -21,6 +21,8 @@ from steppe.geometry.tangent import measure_tangent_kernel
 from steppe.measuring import Batches, Settings
 from steppe.models import activations, blocks, partitions
 
+T = TypeVar("T")
+
 SCALINGS = ("none", "weights", "all", "layer")
 
 
@@ -29,19 +31,27 @@ def curvature(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[st
     parts = _parts(model, settings["parts"])
     each = settings["iterations"] * (1 if settings["method"] == "lanczos" else 2)
     keys = ("method", "top", "iterations", "tolerance")
-    return _of_hessian(measure_curvature, model, dataset, settings, keys, dict.fromkeys(parts, each), parts=parts)
+    known = {part: found for part, found in _known(settings, dict).items() if part in parts and _whole(found)}
+    options: dict[str, Any] = {"parts": parts, "known": known}
+    return _of_hessian(measure_curvature, model, dataset, settings, keys, dict.fromkeys(parts, each), **options)
 
 
 def trace(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """The trace of the Hessian and of its blocks, with error bars."""
     parts = _parts(model, settings["parts"])
-    return _of_hessian(measure_trace, model, dataset, settings, ("probes",), {WHOLE: settings["probes"]}, parts=parts)
+    known = _known(settings, dict)
+    known = known if set(known) == set(parts) and _whole(known) else {}
+    options: dict[str, Any] = {"parts": parts, "known": known, "already": min(map(len, known.values()), default=0)}
+    return _of_hessian(measure_trace, model, dataset, settings, ("probes",), {WHOLE: settings["probes"]}, **options)
 
 
 def spectrum(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """The density of the Hessian's eigenvalues, and how far its nodes reach."""
     products = {WHOLE: settings["steps"] * settings["probes"]}
-    found = _of_hessian(measure_spectrum, model, dataset, settings, ("probes", "steps"), products)
+    known = _known(settings, list)
+    known = known if _whole(known) else []
+    options: dict[str, Any] = {"known": known, "already": len(known) * settings["steps"]}
+    found = _of_hessian(measure_spectrum, model, dataset, settings, ("probes", "steps"), products, **options)
     nodes = [node for probe in found["nodes"] for node in probe]
     return {**found, "smallest": min(nodes), "largest": max(nodes)}
 
@@ -53,21 +63,26 @@ def _of_hessian(
     settings: Settings,
     keys: tuple[str, ...],
     products: Mapping[str, int],
+    already: int = 0,
     **options: Any,
 ) -> dict[str, Any]:
-    """Take a measure of the Hessian with these of the settings; `products` says how many each part takes at most."""
+    """Take a measure of the Hessian with these of the settings, going on where it was stopped.
+
+    `products` says how many each part takes at most, `already` how many of a part were made before.
+    """
     total, before, sum_ = sum(products.values()), {}, 0
     for part, most in products.items():
         before[part], sum_ = sum_, sum_ + most
 
     def progress(part: str, done: int) -> None:
-        settings.tell(before.get(part, 0) + min(done, products.get(part, 0)), total)
+        settings.tell(before.get(part, 0) + min(already + done, products.get(part, 0)), total)
 
     found = measure(
         model,
         _images(dataset, settings),
         loss=settings.chosen_loss,
         progress=progress,
+        found_so_far=settings.keep,
         **{key: settings[key] for key in (*keys, "seed", "precision", "compiled")},
         **options,
     )
@@ -136,6 +151,17 @@ def eigenvectors(
     directions = [[vector[name] * length for name in own] for vector in vectors[WHOLE]]
     about = {"eigenvalues": found["parts"][WHOLE]["top"], "how": found["settings"]}
     return directions, about | {"iterations": found["iterations"], "tolerance": found["tolerance"]}
+
+
+def _known(settings: Settings, kind: type[T]) -> T:
+    """What was found before the measure was stopped, if it is of the right kind."""
+    return settings.known if isinstance(settings.known, kind) else kind()
+
+
+def _whole(found: Any) -> bool:
+    """Whether no number is missing: one that is not finite is kept as none."""
+    inner = found.values() if isinstance(found, Mapping) else found if isinstance(found, list) else ()
+    return found is not None and all(map(_whole, inner))
 
 
 def _images(dataset: Dataset, settings: Settings) -> Batches:
