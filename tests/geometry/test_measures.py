@@ -18,7 +18,7 @@ from steppe.geometry.landscape import measure_line
 from steppe.geometry.measures import DIRECTIONS, MEASURES
 from steppe.geometry.norms import weight_norms
 from steppe.geometry.spectrum import measure_spectrum
-from steppe.measuring import Settings
+from steppe.measuring import Settings, loss_name
 from steppe.models import blocks
 from steppe.train import build_model
 
@@ -123,6 +123,8 @@ def test_sharpness_under_every_scaling(model, digits):
     assert found["weights"]["first_order"] == pytest.approx(expected["value"], rel=1e-5)
     for scaling in ("none", "weights", "all", "layer"):
         assert found[scaling]["ascent"] > 0
+        assert found[scaling]["eta"] == (0.0 if scaling == "none" else 0.01)
+        assert found[scaling]["step_size"] == pytest.approx({"first_order": 1.0, "ascent": 2 / 3 + 0.1})
 
 
 def test_the_tangent_kernel_of_the_first_weights(model, digits):
@@ -173,6 +175,26 @@ def test_noise_on_the_loss_asked_for(model, digits):
     assert told == [(1, 2), (2, 2)]
 
 
+def test_noise_landscapes_and_attention_say_how_they_were_made(digits):
+    model = build_model(RunConfig.model_validate({"model": {"name": "vit_tiny_p2"}}), digits).eval()
+    noise = measured("noise", model, digits, noise_draws=2, noise_examples=20, seed=3)
+    how = {"examples": 20, "batch": 20, "batch_norm": "running", "precision": "float32", "device": "cpu", "seed": 3}
+    assert noise["how"] == {"loss": "cross-entropy", **how}
+    asked = settings("line", points=2, examples=40, loss="trained", batchnorm="reestimated")
+    asked.batch_size = 16
+    line = MEASURES["line"].function(model, digits, asked)["how"]
+    assert line == {
+        **how,
+        "loss": loss_name(asked.loss),
+        "examples": 40,
+        "batch": 16,
+        "batch_norm": "reestimated",
+        "seed": 0,
+    }
+    assert measured("landscape", model, digits, points=2)["how"]["batch_norm"] == "running"
+    assert measured("attention", model, digits)["how"] == {**how, "loss": "none", "examples": 8, "batch": 8, "seed": 0}
+
+
 def test_a_landscape_on_eigenvectors(model, digits):
     (one, two), _ = DIRECTIONS["eigenvectors"](model, digits, settings("landscape", directions="eigenvectors"), 2)
     lengths = [
@@ -195,7 +217,7 @@ def test_a_landscape_on_eigenvectors_of_a_frozen_model_on_the_loss_asked_for(mod
     expected, vectors = top_eigenvectors(model, batches, top=1, loss=asked.loss)
     assert found["directions"]["eigenvalues"] == expected["parts"]["whole"]["top"]
     assert found["directions"]["how"] == expected["settings"]
-    assert found["directions"]["how"]["loss"] != "cross_entropy"
+    assert found["directions"]["how"]["loss"] == loss_name(asked.loss) != "cross-entropy"
     length = sum(float(p.detach().double().square().sum()) for n, p in model.named_parameters() if n in last) ** 0.5
     direction = [tensor * length for tensor in vectors["whole"][0].values()]
     assert found["loss"] == measure_line(model, batches, direction, points=3, loss=asked.loss)["loss"]

@@ -95,11 +95,12 @@ def sharpness(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[st
     out: dict[str, Any] = {}
     ways = {"first_order": 1, "ascent": settings["steps"]}
     for scaling in SCALINGS:
-        out[scaling] = {}
+        out[scaling] = {"step_size": {}}
         for way, steps in ways.items():
             options: dict[str, Any] = {"scaling": scaling, "steps": steps, "loss": settings.chosen_loss}
             found = _told(measure_sharpness(model, batches, rho=settings[f"rho_{scaling}"], **options))
-            out[scaling] |= {way: found["value"], "rho": found["rho"]}
+            out[scaling] |= {way: found["value"], "rho": found["rho"], "eta": found["eta"]}
+            out[scaling]["step_size"][way] = found["step_size"]
             out["how"] = found["how"]
             done = SCALINGS.index(scaling) * len(ways) + list(ways).index(way) + 1
             settings.tell(done, len(SCALINGS) * len(ways))
