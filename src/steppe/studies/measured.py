@@ -108,7 +108,8 @@ def add_results(
                     refused[name] = error
                 notify("left_out", name, {"reason": error.what})
                 continue
-            made_on = {"device": str(subject.device), "torch": torch.__version__, "precision": "float32"}
+            precision = _precision(found, subject.model)
+            made_on = {"device": str(subject.device), "torch": torch.__version__, "precision": precision}
             if there is None:
                 _say_what_stays(measure, results.get(key), values, partial(_say, notify, name))
             result = {**_jsonable(found), "settings": values, "made_on": made_on}
@@ -117,6 +118,13 @@ def add_results(
             keeper.forget()
             notify("done", name, {**results[key], "time_s": time.monotonic() - began})
     return results
+
+
+def _precision(found: Mapping[str, Any], model: nn.Module) -> str:
+    """The precision a figure was made in: what it says itself, else that of the weights."""
+    how = found.get("how")
+    stated = how.get("precision") if isinstance(how, Mapping) else None
+    return stated or str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 def _say_what_stays(measure: Measure, old: Any, values: dict[str, Any], say: Callable[[str], None]) -> None:
