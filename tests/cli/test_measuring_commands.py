@@ -350,6 +350,13 @@ def test_a_run_in_use_does_not_stop_the_others(runs, capsys):
         assert "missing_rate" in Run(runs / name).read("geometry.json")
 
 
+def test_a_second_run_that_is_none_is_said_once(runs, capsys):
+    assert steppe("geometry", runs, "--only", "missing_rate", "--with", "nowhere") == 2
+    found = capsys.readouterr()
+    assert found.err.count("not a run folder") == 1
+    assert not found.out
+
+
 def test_a_long_measure_shows_that_it_is_alive(runs, capsys, monkeypatch):
     monkeypatch.setattr("steppe.cli.show.FIRST_S", 0.2)
     many = ("--set", "noise.noise_draws=60", "--set", "noise.noise_sigma=0.02")

@@ -110,6 +110,8 @@ def measuring_command(
         chosen, changed = choose(measures, only), change_settings(measures, set_ or [])
         if with_ is not None and only is None and "between" in measures:
             chosen["between"] = measures["between"]
+        if with_ is not None:
+            _ = Run(with_).config  # no run at all: say so once, before anything is opened
         for unused in (one for one in changed if one not in chosen):
             say(f"note: {unused} is not measured here, so its settings change nothing")
         elsewhere = {"model": model, "weights": weights, "data": data, "image_size": image_size, "out": out}
