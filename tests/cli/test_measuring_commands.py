@@ -57,6 +57,28 @@ DRAWN = ("--only", "noise,line,landscape,between,attention")
 FEW = ("--quick", "--set", "corruptions.examples=8", "--set", "attacks.examples=16", "--set", "attacks.check=8")
 
 
+def test_an_eigenvalue_that_has_not_converged_says_so(runs, capsys):
+    few = [
+        part
+        for key in ("examples=8", "iterations=2", "parts=whole", "tolerance=1e-6")
+        for part in ("--set", f"lambda_max.{key}")
+    ]
+    assert steppe("geometry", runs / "vit", "--only", "lambda_max", *few) == 0
+    assert re.search(r"lambda max [\d.e+-]+ \(not converged\)", capsys.readouterr().out)
+
+
+def test_a_damaged_file_of_results_is_set_aside(runs, capsys):
+    assert steppe("geometry", runs / "vit", "--only", "norms", "--quick") == 0
+    path = runs / "vit" / "geometry.json"
+    damaged = path.read_text()[:-3]
+    path.write_text(damaged)
+    capsys.readouterr()
+    assert steppe("geometry", runs / "vit", "--only", "missing_rate", "--quick") == 0
+    assert "geometry.json is damaged; it is kept as geometry.damaged-1.json" in capsys.readouterr().out
+    assert (runs / "vit" / "geometry.damaged-1.json").read_text() == damaged
+    assert "missing_rate" in json.loads(path.read_text())
+
+
 def test_a_figure_of_other_settings_is_kept_beside_the_newest(runs, capsys):
     only = ("--only", "missing_rate", "--set")
     read = Run(runs / "vit").read

@@ -175,13 +175,17 @@ lambda_max = { examples = 64 }
 
         def figure(value, **changes):
             settings = {**own, **changes}
-            return {"parts": {"whole": {"lambda_max": {"value": value}}}, "settings": settings}
+            return {
+                "parts": {"whole": {"lambda_max": {"value": value, "converged": value != 10}}},
+                "settings": settings,
+            }
 
         results = put_result({}, "lambda_max", figure(10.0 - flat + 0.1 * p.config.seed**2 * (flat > 0)), defaults)
         results = put_result(results, "lambda_max", figure(0.01 + flat, examples=8), defaults)
         Run(tmp_path / "runs" / p.config.run_id).write("geometry.json", results)
     _, flatter = compare_study(study, planned, tmp_path / "runs", []).claims
     assert flatter.verdict.verdict == "holds"
+    assert flatter.verdict.reason == "3 of its eigenvalues had not converged"
     assert flatter.verdict.difference == pytest.approx(-3 + 0.5 / 3)
     run = Run(tmp_path / "runs" / planned[0].config.run_id)
     assert read_measure(run, "lambda_max") == 0.01, "by itself, the last one counts"

@@ -11,7 +11,7 @@ import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from steppe.errors import RunError
 from steppe.runs import Run, write_atomically, write_json
 from steppe.studies.asked import own_settings
 from steppe.studies.claims import NOT_HERE, NOT_MEASURED, Seeds, Verdict, judge
-from steppe.studies.measures import Own, Value, read_measure
+from steppe.studies.measures import Own, Value, has_converged, read_measure
 from steppe.studies.published import UNITS, Published
 
 
@@ -164,6 +164,11 @@ class _Found:
             self._known[run_id, name] = read_measure(run, name, self.own) if run else None
         return self._known[run_id, name]
 
+    def doubtful(self, measure: Measure) -> int:
+        """How many of the runs a measure means have an eigenvalue there that did not converge."""
+        runs = [self.runs.get(p.config.run_id) for cell in self.members(measure) for p in cell]
+        return sum(run is not None and not has_converged(run, measure.name, self.own) for run in runs)
+
     def numbers(self, measure: Measure) -> Seeds:
         """Seed -> value; of several cells their average, for the seeds that all of them have."""
         cells: list[dict[int, float]] = []
@@ -204,7 +209,12 @@ def _judge_claim(text: str, found: _Found) -> Verdict:
     missing = [str(measure) for measure, seeds in values.items() if not seeds]
     if missing:
         return Verdict(NOT_MEASURED, f"missing: {'; '.join(missing)}")
-    return judge(claim, values)
+    verdict = judge(claim, values)
+    doubtful = sum(found.doubtful(measure) for measure in claim.measures)
+    if doubtful:
+        remark = f"{doubtful} of its eigenvalues had not converged"
+        verdict = replace(verdict, reason=f"{verdict.reason}; {remark}" if verdict.reason else remark)
+    return verdict
 
 
 def _as_json(comparison: StudyComparison) -> dict[str, Any]:

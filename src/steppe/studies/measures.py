@@ -118,6 +118,19 @@ def read_measure(run: Run, name: str, own: Own | None = None) -> Value | None:
         return None
 
 
+def has_converged(run: Run, name: str, own: Own | None = None) -> bool:
+    """Whether a measure of a run is one to rely on: an eigenvalue may not have converged.
+
+    Args:
+        run: whose folder to look in.
+        name: as of `read_measure`.
+        own: as of `read_measure`.
+    """
+    path = SHORT.get(name, name)
+    beside = f"{path.removesuffix('.value')}.converged"
+    return not path.endswith(".value") or read_measure(run, beside, own) != "false"
+
+
 def _with_own(results: dict[str, Any], file: str, own: Own) -> dict[str, Any]:
     """The results with those in front that have a study's own settings; a measure without such a one is not there."""
     found = dict(results)
