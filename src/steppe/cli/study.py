@@ -98,7 +98,7 @@ def run(
     data_root: DataRootOption = None,
     device: DeviceOption = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="runs at a time  \\[default: 1 on a GPU, else one a core]")
+        int | None, typer.Option(min=1, help="runs at a time  \\[default: one a GPU, else one a core]")
     ] = None,
     only: Annotated[
         list[str] | None,
