@@ -59,8 +59,9 @@ def run_study(
         out: the study's folder; every run has a folder of its own in it.
         data_root: where named data sets live.
         device: by default the GPU where there is one.
-        workers: how many runs at a time; by default one a GPU, which they are shared out to in turn, else one a core. How many threads a run computes
-            with is settled when the folder is made, and stays: sums, and so the last digits, depend on it.
+        workers: how many runs at a time; by default one a GPU, where slots take the GPUs in turn, else one a core. How
+            many threads a run computes with is settled when the folder is made, and stays: sums, and so the last
+            digits, depend on it.
         notify: told about progress; may be called from several threads, one call at a time.
         keeping: where the images are kept, and how each worker reads them.
         track: trackers of every run, by name; see `steppe.runs.TRACKERS`.
