@@ -13,18 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import launch, read_until, steppe
 from PIL import Image
 
-from steppe.cli import main
 from steppe.cli.flags import KEYS, flag_of
 from steppe.config import load_run_config
 from steppe.runs import Run
-
-
-def steppe(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture(autouse=True)
@@ -322,21 +316,6 @@ def test_ctrl_c_before_training_says_so(tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "nothing is lost" in output
-
-
-def launch(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "steppe", *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-
-
-def read_until(process: subprocess.Popen[str], text: str) -> None:
-    assert process.stdout
-    for line in process.stdout:
-        if text in line:
-            return
-    pytest.fail(f"never saw {text!r}")
 
 
 LONG = ("train", "--model", "vit_tiny_p2", "--dropout", 0.1, "--minimizer", "sam", "--crop-padding", 1, "--epochs", 6)

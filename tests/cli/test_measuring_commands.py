@@ -15,18 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import steppe
 from safetensors.torch import load_file, save_file
 
-from steppe.cli import main
 from steppe.config import MeasureConfig
 from steppe.runs import Run
 from steppe.studies.pipeline import has_measures
-
-
-def steppe(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture(autouse=True)
