@@ -258,6 +258,7 @@ MEASURES: dict[str, Measure] = {
         {**MeasureConfig().noise, "loss": "cross_entropy", "seed": 0},
         allowed=_MAY,
         key="noise_loss",
+        of_training=True,
     ),
     "line": Measure(
         _line,
