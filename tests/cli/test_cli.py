@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -354,6 +355,13 @@ def test_a_mistake_that_one_process_alone_meets_is_told_by_it(tmp_path):
     done = subprocess.run(command, env={**os.environ, "RANK": "1"}, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("process 1: error optimizer.lr = -1.0")
+
+
+def test_the_minimizers_are_listed_with_flags_that_train_knows(capsys):
+    assert steppe("minimizers") == 0
+    listed = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    assert listed <= {flag_of(key) for key in KEYS}
+    assert "--minimizer-gamma" in listed
 
 
 def test_a_rate_that_a_model_lacks_is_not_blamed_on_the_image_size(capsys):

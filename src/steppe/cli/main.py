@@ -19,6 +19,7 @@ from steppe.cli.cost import cost
 from steppe.cli.evaluate import evaluate
 from steppe.cli.export import export
 from steppe.cli.fit import fit
+from steppe.cli.flags import flag_of
 from steppe.cli.geometry import geometry
 from steppe.cli.place import DataRootOption
 from steppe.cli.predict import predict
@@ -34,7 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Train image classifiers into flat minima at the lowest cost, and show that it did.",
+    help="Train image classifiers into flat minima at the lowest cost, and show that they are flat.",
 )
 app.command()(train)
 app.command()(fit)
@@ -65,11 +66,15 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
-    """Train image classifiers into flat minima at the lowest cost, and show that it did."""
+    """Train image classifiers into flat minima at the lowest cost, and show that they are flat."""
 
 
 @app.command()
-def env(device: Annotated[str | None, typer.Option(help="cpu, cuda …")] = None) -> None:
+def env(
+    device: Annotated[
+        str | None, typer.Option(help="describe this one: cpu, cuda …  \\[default: the GPU where there is one]")
+    ] = None,
+) -> None:
     """Print versions, device and threads: what a bug report needs."""
     from steppe.train import describe_environment, pick_device
 
@@ -110,12 +115,13 @@ def models(
 
 @app.command("minimizers")
 def minimizers_() -> None:
-    """List the minimizers, what a step of each costs, and their options."""
+    """List the minimizers, what a step of each costs, and their flags."""
     from steppe.minimizers import METHODS
 
-    table = Table("minimizer", "cost", "what it is", "options", box=None, header_style="bold")
+    table = Table("minimizer", "cost", "what it is", "flags and their defaults", box=None, header_style="bold")
     for name, method in METHODS.items():
-        options = ", ".join(f"{key} {value}" for key, value in MINIMIZER_DEFAULTS[name].items())
+        defaults = MINIMIZER_DEFAULTS[name].items()
+        options = ", ".join(f"{flag_of(f'minimizer.{key}')} {value}" for key, value in defaults)
         table.add_row(name, method.cost, method.summary, options)
     console.print(table)
 

@@ -28,18 +28,20 @@ if TYPE_CHECKING:
     from steppe.measuring import Measure
     from steppe.studies.subjects import Subject
 
+_SET = "change a setting that --list shows; may be given several times"
+_WITH = "a second run: the loss on the way to it, or attacks made for it that are tried here"
 RunFolders = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="[RUN]…", help="run folders, or folders that hold some; or none, with --model, --weights and --data"
+        metavar="RUN", help="run folders, or folders that hold some; or none, with --model, --weights and --data"
     ),
 ]
 Only = Annotated[str | None, typer.Option(help="measure these alone: names from --list, with commas between")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="MEASURE.KEY=VALUE", help="change a setting")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="MEASURE.KEY=VALUE", help=_SET)]
 Quick = Annotated[bool, typer.Option("--quick", help="fewer points and images: for a first look, or a CPU")]
 Again = Annotated[bool, typer.Option("--again", help="measure even what is there with the same settings")]
 Listing = Annotated[bool, typer.Option("--list", help="list the measures and their settings, and stop")]
-With = Annotated[Path | None, typer.Option("--with", metavar="RUN", help="a second run, for measures between two")]
+With = Annotated[Path | None, typer.Option("--with", metavar="RUN", help=_WITH)]
 Model = Annotated[str | None, typer.Option(help="without a run: a model's name, ours or timm's")]
 Weights = Annotated[str | None, typer.Option(help="its weights: a file, timm, timm:NAME or hf-hub:NAME")]
 Data = Annotated[str | None, typer.Option(help="a data set with the classes these weights know")]

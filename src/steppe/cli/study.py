@@ -102,7 +102,7 @@ def run(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="AXIS=VARIANT", help="these runs alone, also seed=0; may be given several times"),
+        typer.Option(metavar="AXIS=VARIANT", help="only these runs, such as seed=0; may be given several times"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and what it will cost, and stop")] = False,
     on: OnOption = Place.here,
