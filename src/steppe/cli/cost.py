@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.cli.place import DataRootOption, DeviceOption
-from steppe.cli.show import console
+from steppe.cli.show import JsonOption, console, print_json
 from steppe.config import RunConfig, parse
 from steppe.errors import ConfigError
 from steppe.runs import Run
@@ -34,6 +34,7 @@ def cost(
         str | None, typer.Option(help=f"{_MODEL_ONLY}the minimizer of the training step that is measured")
     ] = None,
     optimizer: Annotated[str | None, typer.Option(help=f"{_MODEL_ONLY}the optimizer that the minimizer wraps")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Measure what a run or a model costs here; what was measured on a run is added to its cost.json."""
     from steppe import data as sets
@@ -54,8 +55,9 @@ def cost(
             raise ConfigError(what, where=target, mend="name a model instead of a run, or leave them away")
         run = Run(target)
         found = add_cost(run, device=device, seconds=seconds, price_per_hour=price_per_hour)
-        console.print(cost_table(found))
-        console.print(f"added to {run.path / 'cost.json'}", markup=False, soft_wrap=True)
+        _show(found, json)
+        if not json:
+            console.print(f"added to {run.path / 'cost.json'}", markup=False, soft_wrap=True)
         return
     if Path(target).is_dir():
         Run(target)  # says what a run folder is
@@ -66,7 +68,14 @@ def cost(
     found = measure_cost(config, Images.of_dataset(sets.load(config.data, data_root)), device=device, seconds=seconds)
     if price_per_hour is not None:
         found["price"] = describe_price(found, price_per_hour)
-    console.print(cost_table(found))
+    _show(found, json)
+
+
+def _show(found: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(found)
+    else:
+        console.print(cost_table(found))
 
 
 def cost_table(found: dict[str, Any]) -> Table:
