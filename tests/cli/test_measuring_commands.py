@@ -15,18 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import steppe
 from safetensors.torch import load_file, save_file
 
-from steppe.cli import main
 from steppe.config import MeasureConfig
+from steppe.geometry.measures import MEASURES
+from steppe.measuring import choose
 from steppe.runs import Run
-from steppe.studies.pipeline import has_measures
-
-
-def steppe(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return int(caught.value.code or 0)
+from steppe.studies.measured import add_results
+from steppe.studies.pipeline import add_measures, has_measures
+from steppe.studies.subjects import open_run
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +111,18 @@ def test_a_file_from_before_a_setting_was_there(runs, capsys):
     assert has_measures(run, MeasureConfig()) is False, "readers would find another figure than the study asks for"
     assert steppe("geometry", runs / "vit", "--only", "noise") == 0
     assert has_measures(run, MeasureConfig())
+
+
+def test_the_flatness_figure_of_a_study_stays_unless_another_is_asked_for(runs):
+    run, asked = Run(runs / "resnet"), MeasureConfig(noise_draws=3)
+    subject = open_run(run.path, device="cpu")
+    add_measures(run, subject.dataset, asked, device="cpu")
+    chosen = {name: MEASURES[name] for name in ("norms", "noise")}
+    for quick in (True, False):
+        assert add_results(subject, "geometry.json", chosen, quick=quick)["noise_loss"]["draws"] == 3
+    assert has_measures(run, asked), "the study would measure again what it has"
+    assert add_results(subject, "geometry.json", chosen, {"noise": {"noise_draws": 4}})["noise_loss"]["draws"] == 4
+    assert add_results(subject, "geometry.json", choose(MEASURES, "noise"), strict=True)["noise_loss"]["draws"] == 20
 
 
 def test_geometry_adds_to_a_run_and_does_not_measure_twice(runs, capsys):

@@ -8,22 +8,13 @@ import threading
 import time
 
 import pytest
+from small_study import make_study
 
-from steppe.config import StudyConfig, plan
+from steppe.config import plan
 from steppe.errors import Interrupted
 from steppe.runs import Run
 from steppe.studies import estimate_runs, execute, find_study, list_studies, run_study
 from steppe.studies.pool import device_of_slot
-
-
-def make_study(**changes) -> StudyConfig:
-    values = {
-        "name": "s",
-        "base": {"batch_size": 256, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 1}},
-        "axes": {"how": {"base": {}, "sam": {"minimizer": {"name": "sam"}}}},
-        "measure": {"noise_draws": 2},
-    }
-    return StudyConfig.model_validate({**values, **changes})
 
 
 def test_runs_are_made_once_and_measured(tmp_path):

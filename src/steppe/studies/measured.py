@@ -74,6 +74,8 @@ def add_results(
             if other is not None and name in ("between", "attacks"):
                 values["with"] = other[0]
             there = find_result(results, key, values, measure.defaults)
+            if measure.of_training and not strict and name not in (changes or {}):
+                there = _whole(results.get(key)) or there
             if there is not None and not again:
                 if there is not results.get(key):  # the last one asked for stands in front
                     results = put_result(results, key, there, measure.defaults)
@@ -114,6 +116,11 @@ def add_results(
             keeper.forget()
             notify("done", name, {**results[key], "time_s": time.monotonic() - began})
     return results
+
+
+def _whole(result: Any) -> dict[str, Any] | None:
+    """A result that says what it found and with which settings; None where it is damaged."""
+    return result if isinstance(result, dict) and "mean" in result and "settings" in result else None
 
 
 def _say_what_stays(measure: Measure, old: Any, values: dict[str, Any], say: Callable[[str], None]) -> None:

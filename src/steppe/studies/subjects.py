@@ -14,7 +14,7 @@ from torch import nn
 
 from steppe import data, models
 from steppe.config import DataConfig, ModelConfig, RunConfig
-from steppe.data import Dataset, Keeping
+from steppe.data import Dataset, Keeping, as_learned, is_learned
 from steppe.data.sources import Progress
 from steppe.errors import ConfigError, DataError, RunError, SteppeError
 from steppe.measuring import CROSS_ENTROPY, Loss, check_finite, trained_loss
@@ -45,6 +45,7 @@ def open_run(
     device: str | None = None,
     progress: Progress | None = None,
     dataset: Dataset | None = None,
+    keeping: Keeping | None = None,
 ) -> Subject:
     """Open a run folder for measuring: its final weights on the data it learned.
 
@@ -54,6 +55,7 @@ def open_run(
         device: by default the GPU where there is one.
         progress: told how a slow reading of the data goes.
         dataset: the run's data, if they are loaded already.
+        keeping: where the images are kept otherwise.
 
     Raises:
         RunError: there is no such run, or it has no weights.
@@ -65,8 +67,7 @@ def open_run(
     if not run.weights.is_file():
         raise without_weights(run)
     place = pick_device(device)
-    dataset = dataset or load_learned(run, data_root, progress)
-    _check_learned(run, dataset)
+    dataset = load_learned(run, data_root, progress, keeping) if dataset is None else _recognise(run, dataset)
     model = load_model(run, dataset).to(place)
     check_finite(model, str(run.weights))
     fresh = partial(_fresh, config, dataset, place)
@@ -83,6 +84,7 @@ def open_model(
     data_root: str | Path | None = None,
     device: str | None = None,
     progress: Progress | None = None,
+    keeping: Keeping | None = None,
 ) -> Subject:
     """Open any model with weights from elsewhere for measuring; the results go to a folder of their own.
 
@@ -97,6 +99,7 @@ def open_model(
         data_root: where named data sets live.
         device: by default the GPU where there is one.
         progress: told how a slow reading of the data goes.
+        keeping: where the images are kept.
     """
     place = pick_device(device)
     folder = Path(folder)
@@ -106,7 +109,7 @@ def open_model(
     if folder.is_dir() and any(folder.iterdir()) and _known(folder / "subject.json") != about:
         what = "this folder holds something else than results of this model, these weights and data"
         raise RunError(what, where=str(folder), mend="choose another with --out")
-    dataset = data.load(DataConfig(name=data_name, image_size=image_size), data_root, progress)
+    dataset = data.load(DataConfig(name=data_name, image_size=image_size), data_root, progress, keeping=keeping)
     config = ModelConfig(name=name, mode="finetune", weights=weights)
     size, classes = dataset.image_size, len(dataset.classes)
     model = models.build(config, image_size=size, channels=dataset.channels, classes=classes, load=False)
@@ -127,34 +130,32 @@ def open_model(
     return Subject(folder, model.eval().to(place), dataset, CROSS_ENTROPY, place)
 
 
-def load_learned(run: Run, data_root: str | Path | None = None, progress: Progress | None = None) -> Dataset:
-    """Load the data a run learned from.
-
-    The fingerprint of images in memory is one of their pixels, that of images on the disk one of their files. A run
-    that streamed its images is recognised by the second.
+def load_learned(
+    run: Run,
+    data_root: str | Path | None = None,
+    progress: Progress | None = None,
+    keeping: Keeping | None = None,
+) -> Dataset:
+    """Load the data a run learned from, normalised as it did.
 
     Args:
         run: the run.
         data_root: where named data sets live.
         progress: told how a slow reading goes.
+        keeping: where the images are kept.
 
     Raises:
         DataError: they are not there, or are others.
     """
-    config = run.config.data
-    dataset = data.load(config, data_root, progress)
-    learned = run.read_or_empty("data.json").get("fingerprint")
-    if learned and learned != dataset.fingerprint and dataset.train.in_memory:
-        dataset = data.load(config, data_root, progress, keeping=Keeping("stream"))
-    _check_learned(run, dataset)
-    return dataset
+    return _recognise(run, data.load(run.config.data, data_root, progress, keeping=keeping))
 
 
-def _check_learned(run: Run, dataset: Dataset) -> None:
-    learned = run.read_or_empty("data.json").get("fingerprint")
-    if learned and learned != dataset.fingerprint:
+def _recognise(run: Run, dataset: Dataset) -> Dataset:
+    about = run.read_or_empty("data.json")
+    if not is_learned(dataset, about):
         mend = "point --data-root at the data it was trained on"
         raise DataError("these are not the data the run learned from", where=str(run.path), mend=mend)
+    return as_learned(dataset, about)
 
 
 def load_model(run: Run, dataset: Dataset) -> nn.Module:
