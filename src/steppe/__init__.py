@@ -1,4 +1,4 @@
-"""Train image classifiers into flat minima at the lowest cost, and show that it did.
+"""Train image classifiers into flat minima at the lowest cost, and show that they are flat.
 
 From a configuration to a run folder, and from run folders to a page:
 

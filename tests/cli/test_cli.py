@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -13,18 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import launch, read_until, steppe
 from PIL import Image
 
-from steppe.cli import main
 from steppe.cli.flags import KEYS, flag_of
 from steppe.config import load_run_config
 from steppe.runs import Run
-
-
-def steppe(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture(autouse=True)
@@ -324,21 +319,6 @@ def test_ctrl_c_before_training_says_so(tmp_path):
     assert "nothing is lost" in output
 
 
-def launch(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "steppe", *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-
-
-def read_until(process: subprocess.Popen[str], text: str) -> None:
-    assert process.stdout
-    for line in process.stdout:
-        if text in line:
-            return
-    pytest.fail(f"never saw {text!r}")
-
-
 LONG = ("train", "--model", "vit_tiny_p2", "--dropout", 0.1, "--minimizer", "sam", "--crop-padding", 1, "--epochs", 6)
 
 
@@ -375,6 +355,13 @@ def test_a_mistake_that_one_process_alone_meets_is_told_by_it(tmp_path):
     done = subprocess.run(command, env={**os.environ, "RANK": "1"}, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("process 1: error optimizer.lr = -1.0")
+
+
+def test_the_minimizers_are_listed_with_flags_that_train_knows(capsys):
+    assert steppe("minimizers") == 0
+    listed = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    assert listed <= {flag_of(key) for key in KEYS}
+    assert "--minimizer-gamma" in listed
 
 
 def test_a_rate_that_a_model_lacks_is_not_blamed_on_the_image_size(capsys):

@@ -6,15 +6,9 @@ import json
 import shutil
 
 import pytest
+from commands import steppe
 
-from steppe.cli import main
 from steppe.runs import Run
-
-
-def steppe(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture(scope="module")

@@ -15,18 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import steppe
 from safetensors.torch import load_file, save_file
 
-from steppe.cli import main
 from steppe.config import MeasureConfig
-from steppe.runs import Run, locked
-from steppe.studies.pipeline import has_measures
-
-
-def steppe(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return int(caught.value.code or 0)
+from steppe.geometry.measures import MEASURES
+from steppe.measuring import choose
+from steppe.runs import Run
+from steppe.studies.measured import add_results
+from steppe.studies.pipeline import add_measures, has_measures
+from steppe.studies.subjects import open_run
 
 
 @pytest.fixture(autouse=True)
@@ -35,26 +33,31 @@ def wide(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """A folder with runs of a ViT (two seeds) and of a ResNet."""
-    folder = tmp_path_factory.mktemp("made")
-    quick = ("--batch-size", 256, "--epochs", 1)
-    assert steppe("train", "--model", "vit_tiny_p2", *quick, "-o", folder / "vit") == 0
-    assert steppe("train", "--model", "vit_tiny_p2", *quick, "--seed", 1, "-o", folder / "vit1") == 0
-    assert steppe("train", "--model", "resnet_tiny", *quick, "-o", folder / "resnet") == 0
-    return folder
-
-
-@pytest.fixture
-def runs(made, tmp_path) -> Path:
-    shutil.copytree(made, tmp_path / "runs")
-    return tmp_path / "runs"
-
-
 SMALL = ("--quick", "--set", "landscape.points=4", "--set", "landscape.examples=20", "--set", "line.points=3")
 DRAWN = ("--only", "noise,line,landscape,between,attention")
 FEW = ("--quick", "--set", "corruptions.examples=8", "--set", "attacks.examples=16", "--set", "attacks.check=8")
+
+
+def test_an_eigenvalue_that_has_not_converged_says_so(runs, capsys):
+    few = [
+        part
+        for key in ("examples=8", "iterations=2", "parts=whole", "tolerance=1e-6")
+        for part in ("--set", f"lambda_max.{key}")
+    ]
+    assert steppe("geometry", runs / "vit", "--only", "lambda_max", *few) == 0
+    assert re.search(r"lambda max [\d.e+-]+ \(not converged\)", capsys.readouterr().out)
+
+
+def test_a_damaged_file_of_results_is_set_aside(runs, capsys):
+    assert steppe("geometry", runs / "vit", "--only", "norms", "--quick") == 0
+    path = runs / "vit" / "geometry.json"
+    damaged = path.read_text()[:-3]
+    path.write_text(damaged)
+    capsys.readouterr()
+    assert steppe("geometry", runs / "vit", "--only", "missing_rate", "--quick") == 0
+    assert "geometry.json is damaged; it is kept as geometry.damaged-1.json" in capsys.readouterr().out
+    assert (runs / "vit" / "geometry.damaged-1.json").read_text() == damaged
+    assert "missing_rate" in json.loads(path.read_text())
 
 
 def test_a_figure_of_other_settings_is_kept_beside_the_newest(runs, capsys):
@@ -91,6 +94,18 @@ def test_a_file_from_before_a_setting_was_there(runs, capsys):
     assert has_measures(run, MeasureConfig()) is False, "readers would find another figure than the study asks for"
     assert steppe("geometry", runs / "vit", "--only", "noise") == 0
     assert has_measures(run, MeasureConfig())
+
+
+def test_the_flatness_figure_of_a_study_stays_unless_another_is_asked_for(runs):
+    run, asked = Run(runs / "resnet"), MeasureConfig(noise_draws=3)
+    subject = open_run(run.path, device="cpu")
+    add_measures(run, subject.dataset, asked, device="cpu")
+    chosen = {name: MEASURES[name] for name in ("norms", "noise")}
+    for quick in (True, False):
+        assert add_results(subject, "geometry.json", chosen, quick=quick)["noise_loss"]["draws"] == 3
+    assert has_measures(run, asked), "the study would measure again what it has"
+    assert add_results(subject, "geometry.json", chosen, {"noise": {"noise_draws": 4}})["noise_loss"]["draws"] == 4
+    assert add_results(subject, "geometry.json", choose(MEASURES, "noise"), strict=True)["noise_loss"]["draws"] == 20
 
 
 def test_geometry_adds_to_a_run_and_does_not_measure_twice(runs, capsys):
@@ -171,46 +186,6 @@ def test_weights_from_elsewhere(runs, capsys, tmp_path):
     assert "is not one of 5 classes" in capsys.readouterr().err
 
 
-def _image_file(seed: int) -> None:
-    images = np.random.default_rng(seed).integers(0, 256, (60, 8, 8), np.uint8)
-    np.savez("ten.npz", x_train=images, y_train=np.arange(60) % 10)
-
-
-def test_weights_and_data_that_changed_under_their_name_are_refused(runs, capsys, tmp_path):
-    shutil.copy(runs / "vit" / "weights.safetensors", "w.safetensors")
-    _image_file(0)
-    arguments = ("--model", "vit_tiny_p2", "--weights", "w.safetensors", "--data", "ten.npz")
-    only = ("--only", "missing_rate", "-o", "m")
-    assert steppe("geometry", *arguments, *only) == 0
-    stamp = (tmp_path / "m" / "geometry.json").read_bytes()
-    shutil.copy(runs / "vit1" / "weights.safetensors", "w.safetensors")
-    capsys.readouterr()
-    assert steppe("geometry", *arguments, *only) == 2
-    found = capsys.readouterr()
-    assert "the weights w.safetensors have changed since they were measured here" in " ".join(found.err.split())
-    assert "--out" in found.err
-    assert "found before" not in found.out
-    shutil.copy(runs / "vit" / "weights.safetensors", "w.safetensors")
-    _image_file(1)
-    assert steppe("geometry", *arguments, *only) == 2
-    assert "the data 'ten.npz' have changed since" in " ".join(capsys.readouterr().err.split())
-    _image_file(0)
-    assert steppe("geometry", *arguments, *only) == 0
-    assert "found before" in capsys.readouterr().out, "the same file again"
-    assert (tmp_path / "m" / "geometry.json").read_bytes() == stamp
-
-
-def test_results_from_before_digests_were_kept_are_still_found(runs, capsys, tmp_path):
-    arguments = ("--model", "vit_tiny_p2", "--weights", runs / "vit", "--data", "digits", "-o", "m")
-    assert steppe("geometry", *arguments, "--only", "missing_rate") == 0
-    subject = tmp_path / "m" / "subject.json"
-    whole = json.loads(subject.read_text())
-    subject.write_text(json.dumps({key: whole[key] for key in ("model", "weights", "data", "image_size")}))
-    assert steppe("geometry", *arguments, "--only", "missing_rate") == 0
-    assert "found before" in capsys.readouterr().out
-    assert json.loads(subject.read_text()) == whole, "and from now on they are"
-
-
 def _damage_weights(run: Path) -> None:
     state = load_file(run / "weights.safetensors")
     state["head.bias"][0] = torch.nan
@@ -277,13 +252,6 @@ def test_mistakes_exit_with_2_and_one_screen(spoil, arguments, said, runs, capsy
     assert len(err.splitlines()) < 6
 
 
-def test_nothing_to_measure(capsys):
-    assert steppe("evaluate") == 2
-    assert "nothing to measure" in capsys.readouterr().err
-    assert steppe("evaluate", "--list") == 0
-    assert "corruptions" in capsys.readouterr().out
-
-
 def test_the_list_says_what_settings_may_be(capsys):
     assert steppe("geometry", "--list") == 0
     out = capsys.readouterr().out
@@ -312,49 +280,6 @@ def test_several_runs_and_a_folder_of_them(runs, capsys):
     assert "1 of 2 runs could not be measured" in found.err
     assert steppe("geometry", runs / "vit", runs / "nowhere") == 2
     assert "no such folder" in capsys.readouterr().err
-
-
-def test_a_run_that_a_measure_means_nothing_for_does_not_stop_the_others(runs, capsys):
-    assert steppe("geometry", runs, "--only", "attention,missing_rate", "--set", "missing_rate.examples=40") == 2
-    found = capsys.readouterr()
-    for name in ("vit", "vit1"):
-        assert {"attention", "missing_rate"} <= set(Run(runs / name).read("geometry.json"))
-    measured = Run(runs / "resnet").read("geometry.json")
-    assert "missing_rate" in measured, "the other measure of the same run"
-    assert "attention" not in measured
-    said = " ".join(found.err.split())
-    assert f"{runs / 'resnet'}: attention could not be measured: a SmallResNet has no attention" in said
-    assert "1 of 3 runs could not be measured" in said
-    assert any(line.split()[:1] == ["resnet"] for line in found.out.splitlines()), "and they stand side by side"
-
-
-def test_a_measure_that_is_refused_does_not_stop_those_after_it(runs, capsys):
-    wrong = ("--quick", "--set", "lambda_max.top=21", "--set", "missing_rate.examples=40")
-    assert steppe("geometry", runs / "vit", "--only", "lambda_max,missing_rate", *wrong) == 2
-    err = " ".join(capsys.readouterr().err.split())
-    assert "lambda_max could not be measured: 12 iterations of Lanczos do not find 21" in err
-    assert str(runs / "vit") in err
-    assert "missing_rate" in Run(runs / "vit").read("geometry.json")
-    assert steppe("geometry", runs / "resnet", "--only", "lambda_max,missing_rate,attention", *wrong) == 2
-    err = " ".join(capsys.readouterr().err.split())
-    assert "lambda_max could not be measured" in err
-    assert "attention could not be measured" in err
-    assert "2 measures could not be made" in err
-
-
-def test_a_run_in_use_does_not_stop_the_others(runs, capsys):
-    with locked(runs / "resnet", "run"):
-        assert steppe("geometry", runs, "--only", "missing_rate", "--set", "missing_rate.examples=40") == 2
-    assert str(runs / "resnet") in capsys.readouterr().err
-    for name in ("vit", "vit1"):
-        assert "missing_rate" in Run(runs / name).read("geometry.json")
-
-
-def test_a_second_run_that_is_none_is_said_once(runs, capsys):
-    assert steppe("geometry", runs, "--only", "missing_rate", "--with", "nowhere") == 2
-    found = capsys.readouterr()
-    assert found.err.count("not a run folder") == 1
-    assert not found.out
 
 
 def test_a_long_measure_shows_that_it_is_alive(runs, capsys, monkeypatch):

@@ -7,16 +7,10 @@ import sqlite3
 
 import numpy as np
 import pytest
+from commands import steppe
 from PIL import Image
 
-from steppe.cli import main
 from steppe.runs import Run
-
-
-def steppe(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture(autouse=True)

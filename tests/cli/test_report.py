@@ -12,18 +12,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from commands import steppe
 
-from steppe.cli import main
 from steppe.config import RunConfig
 from steppe.runs import create_run
 
 EPOCH = {"step": 1, "gradient_evaluations": 1.0, "train_loss": 1.0, "val_loss": 1.0, "val_accuracy": 0.5, "time_s": 1.0}
-
-
-def steppe(*argv):
-    with pytest.raises(SystemExit) as ended:
-        main(list(map(str, argv)))
-    return ended.value.code or 0
 
 
 @pytest.fixture

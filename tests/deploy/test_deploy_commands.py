@@ -14,16 +14,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import steppe
 from safetensors.torch import load_file, save_file
 
-from steppe.cli import main, show
+from steppe.cli import show
 from steppe.deploy import onnx_format
-
-
-def steppe(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture(autouse=True)

@@ -29,6 +29,20 @@ def _eigenvalue(value: float) -> dict[str, Any]:
     return {"value": value, "residual": 1e-4, "converged": value < 90}
 
 
+def confusion(classes: int, *, images: int = 45, mistakes: int = 1) -> list[list[int]]:
+    """Counts by label and answer: of each class some images are taken for the next, twice as many of the first."""
+    counts = np.zeros((classes, classes), dtype=int)
+    for label in range(classes):
+        wrong = mistakes * (2 if label == 0 else 1)
+        counts[label, label], counts[label, (label + 1) % classes] = images - wrong, wrong
+    return counts.tolist()
+
+
+def name_classes(run: Run, names: list[str]) -> None:
+    """Name the classes of a run, as training does."""
+    run.write("data.json", run.read("data.json") | {"classes": names})
+
+
 def add_results(run: Run, sharpness: float = 1.0, *, points: int = 21, examples: int = 256, images: int = 4) -> None:
     """Write geometry.json, robustness.json and a sheet of attention maps. `sharpness` scales every curvature."""
     steps = np.linspace(-1, 1, points)
@@ -78,6 +92,7 @@ def add_results(run: Run, sharpness: float = 1.0, *, points: int = 21, examples:
             "ece": 0.03 * sharpness,
             "reliability": [{"count": 0, "accuracy": None, "confidence": None}]
             + [{"count": 10 * k, "accuracy": k / 10, "confidence": k / 10 + 0.05} for k in range(1, 10)],
+            "confusion": confusion(10, mistakes=2 if sharpness > 1 else 1),
             "examples": 450,
             "settings": {"bins": 10},
         },

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from report_results import add_results
+from report_results import add_results, confusion, name_classes
 from report_runs import PLOTTED, make_run
 
 from steppe.report import write_report
@@ -114,6 +114,83 @@ def test_corruptions_of_one_row_and_against_another(show, measured_page):
     assert "less vit_tiny_p2 · base" in page.locator("#corruption-said").inner_text()
 
 
+MAP = "document.getElementById('plot-confusion').data.map((t) => ({x: t.x, y: t.y, z: t.z, text: t.text}))"
+
+
+def test_classes_taken_for_others(show, measured_page):
+    page = show(measured_page)
+    right, wrong, _ = page.evaluate(MAP)
+    assert right["y"] == [str(k) for k in range(10)]
+    assert right["z"][0][:2] == [pytest.approx(41 / 45), None]
+    assert wrong["z"][0][:3] == [None, pytest.approx(4 / 45), 0]
+    assert (right["text"][0][0], wrong["text"][0][1], wrong["text"][0][2]) == ("91", "9", "")
+    assert "0 taken for 1, 8 of 90 answers of 2 seeds" in page.locator("#class-said").inner_text()
+    lines = page.locator("#class-table tbody tr")
+    assert lines.first.locator("td:visible").all_inner_texts() == ["0", "91.1", "45", "1 (8.9 %)"]  # the hardest first
+    page.locator("#class-table").get_by_role("button", name="Class").click()
+    page.locator("#class-row").select_option(label="vit_tiny_p2 · sam")
+    page.locator("#class-other").select_option(label="vit_tiny_p2 · base")
+    (less,) = page.evaluate(MAP)
+    assert less["z"][0][:2] == [pytest.approx(2 / 45), pytest.approx(2 / 45)]  # both better, so both blue
+    assert less["text"][0][:2] == ["+4", "−4"]
+    assert lines.nth(1).locator("td").nth(2).inner_text() == "+2.2"
+    assert lines.locator("td:first-child").all_inner_texts() == [str(k) for k in range(10)]  # sorted as it was
+    assert "More accurate in 10 of 10 classes" in page.locator("#class-said").inner_text()
+
+
+def hundred_classes(new_run, names, **values):
+    run = new_run(values=values)
+    add_results(run)
+    found = run.read("robustness.json")
+    found["scores"]["confusion"] = confusion(100, mistakes=3)
+    for label in range(80):
+        found["scores"]["confusion"][label][label] += 1
+        found["scores"]["confusion"][label][(label + 1) % 100] -= 1
+    run.write("robustness.json", found)
+    name_classes(run, names)
+    return run
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_hundred_classes_are_readable(show, new_run, tmp_path, width):
+    runs = [hundred_classes(new_run, [f"a class with a long name {k % 50}" for k in range(100)])]
+    page = show(write_report(runs, tmp_path / "r.html"), width=width)
+    right = page.evaluate(MAP)[0]
+    assert len(right["y"]) == len(set(right["y"])) == 20  # two of a name stay two
+    assert right["x"][-1] == "others"
+    shown = page.locator("#plot-confusion .ytick text").all_inner_texts()
+    assert len(shown) == 20  # every line has its name
+    assert page.locator("#class-table tbody tr").count() == 100
+    page.locator("label:has(input[name=class-part])", has_text="All").click()
+    right = page.evaluate(MAP)[0]
+    assert len(right["y"]) == len(right["x"]) == 100
+    assert 5 < page.locator("#plot-confusion .ytick text").count() < 100
+    box = page.locator("#plot-confusion").bounding_box()
+    assert box["width"] <= width
+    assert box["height"] < 1300
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.getElementById('plot-confusion')._fullLayout.width") == pytest.approx(
+        box["width"], abs=1
+    )
+
+
+def test_only_classes_of_the_same_images_compare(show, new_run, tmp_path):
+    runs = [
+        new_run(values={"data": {"name": d}, "minimizer": {"name": m}})
+        for d in ("digits", "mnist")
+        for m in ("base", "sam")
+    ]
+    for run in runs:
+        add_results(run)
+    page = show(write_report(runs, tmp_path / "r.html"))
+    choices = "[...document.getElementById('class-other').options].filter((o) => !o.disabled).map((o) => o.textContent)"
+    assert page.evaluate(choices) == ["nothing: its own mistakes", "digits · sam"]
+    page.locator("#class-other").select_option(label="digits · sam")
+    page.locator("#class-row").select_option(label="mnist · base")
+    assert page.evaluate(choices) == ["nothing: its own mistakes", "mnist · sam"]
+    assert page.locator("#class-other").input_value() == "-1"
+
+
 def test_attention_maps_change_with_the_choice(show, measured_page):
     page = show(measured_page)
     maps = page.locator("#attention-maps .scroll").first.locator("tr")
@@ -164,6 +241,7 @@ def test_hostile_names_in_results(show, new_run, tmp_path):
     runs = [new_run(values={"model": {"name": f"{HOSTILE}{n}"}}) for n in (1, 2)]
     for run in runs:
         add_results(run)
+        name_classes(run, [f"{HOSTILE}{k}" for k in range(10)])
         for name in ("geometry.json", "robustness.json"):
             text = (run.path / name).read_text().replace("<other>", HOSTILE).replace("gaussian_noise", HOSTILE)
             (run.path / name).write_text(
@@ -176,9 +254,13 @@ def test_hostile_names_in_results(show, new_run, tmp_path):
     page.wait_for_timeout(200)
     page.locator("#plot-blocks .points path").last.hover(force=True)
     page.wait_for_timeout(100)
+    page.locator("#plot-confusion .nsewdrag").hover(force=True, position={"x": 20, "y": 20})
+    page.wait_for_timeout(100)
+    assert "recognised" in page.locator("#plot-confusion .hovertext").text_content()
     assert page.evaluate("window.hacked") is None
     assert page.locator("main img").count() == 0
     assert page.locator("#corruption-table tbody th").first.inner_text() == HOSTILE
+    assert page.locator("#class-table td.label").first.inner_text() == f"{HOSTILE}0"
     assert HOSTILE in page.locator("#claims tbody").inner_text()
 
 
@@ -199,7 +281,7 @@ def test_everything_can_be_reached_by_keyboard(show, measured_page):
     for _ in range(60):
         seen.add(page.evaluate("document.activeElement.id || document.activeElement.tagName || ''"))
         page.keyboard.press("Tab")
-    assert {"geo-panel", "aside", "above", "turn", "CANVAS", "corruption-row", "corruption-other"} <= seen
+    assert {"geo-panel", "aside", "above", "turn", "CANVAS", "corruption-row", "corruption-other", "class-row"} <= seen
 
 
 def test_two_test_sets_are_never_in_one_plot(show, new_run, tmp_path):

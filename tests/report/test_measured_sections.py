@@ -8,8 +8,9 @@ import json
 
 import pytest
 from PIL import Image
-from report_results import CORRUPTIONS, add_results
+from report_results import CORRUPTIONS, add_results, confusion, name_classes
 
+from steppe.report import confusion as confusion_module
 from steppe.report import summarise, write_report
 from steppe.report.layout import lay_out
 from steppe.report.measured import measured_data, settings_notes
@@ -78,6 +79,42 @@ def test_seeds_are_averaged_and_pooled(new_run):
     assert (table["rows"][0]["cells"][column]["text"], table["rows"][0]["cells"][column]["spread"]) == ("40", "± 28")
 
 
+def test_confusions_of_seeds_are_added_up(new_run):
+    runs = [new_run(values={"seed": seed}) for seed in (0, 1)]
+    for run, sharpness in zip(runs, (1.0, 3.0), strict=True):
+        add_results(run, sharpness)
+        name_classes(run, [f"class {k}" for k in range(10)])
+    *_, shown = look(runs)
+    (one,) = shown["confusions"]
+    assert shown["class_names"] == [[f"class {k}" for k in range(10)]]
+    assert (one["classes"], one["seeds"], one["fewest"], one["sizes"]) == (0, 2, 1, [90] * 10)
+    assert one["lines"][0] == [0, 84, 1, 6]
+    assert one["lines"][9] == [0, 3, 9, 87]
+    mean, std = one["accuracy"][0]
+    assert mean == pytest.approx(84 / 90, abs=1e-4)
+    assert std == pytest.approx(2 / 45 / 2**0.5, rel=1e-3)
+
+
+def test_of_too_many_mistakes_the_rarest_are_left_out(pair, monkeypatch):
+    monkeypatch.setattr(confusion_module, "_MOST_CELLS", 12)
+    *_, shown = look(pair)
+    plain = shown["confusions"][0]
+    assert plain["fewest"] == 3  # of ten mistakes, six have room: nine have 2 images and one has 4
+    assert plain["lines"][0] == [0, 41, 1, 4]
+    assert plain["lines"][5] == [5, 43]  # what was recognised stays
+
+
+def test_classes_without_names_or_images(new_run):
+    run = new_run()
+    add_results(run)
+    found = run.read("robustness.json")
+    found["scores"]["confusion"] = [[0, 0, 0], [0, 4, 1], [0, 0, 5]]
+    run.write("robustness.json", found)
+    *_, shown = look([run])
+    assert shown["class_names"] == [["0", "1", "2"]]
+    assert shown["confusions"][0]["accuracy"] == [[None, None], [0.8, None], [1.0, None]]
+
+
 def test_runs_measured_otherwise_are_not_averaged(new_run):
     runs = [new_run(values={"seed": seed}) for seed in (0, 1, 2)]
     for run, examples in zip(runs, (256, 256, 5000), strict=True):
@@ -130,6 +167,10 @@ ODD = [
     {"spectrum": {"nodes": [[1, None]], "weights": [[1]]}, "lambda_max": {"parts": [1]}, "norms": {"weights": 3}},
     {"attention": {"images": "all"}, "trace": {"parts": {"whole": 5}}, "sharpness": None},
     {"scores": {"reliability": [3, {"count": "many"}]}, "corruptions": {"table": {"fog": "thick", "snow": [None]}}},
+    {"scores": {"confusion": [[1, 2], [3]]}},
+    {"scores": {"confusion": [[1, "2"], [-3, 4.5]]}},
+    {"scores": {"confusion": [[1e300, 0], [0, None]]}},
+    {"scores": {"confusion": [[0, 0], [0, 0]]}},
     {"corruptions": {"table": []}, "attacks": {"check": 3, "clean": {}, "epsilon": "wide"}},
     {"landscape": {"steps": [-1, 1], "loss": [[1e308, None], [-5, 0]], "centre": None}},
 ]
@@ -177,4 +218,7 @@ def test_fifty_measured_runs_stay_under_ten_megabytes(new_run, tmp_path):
     ]
     for run in runs:
         add_results(run, 1.0 + run.config.minimizer.rho, points=51, images=8)
+        found = run.read("robustness.json")
+        found["scores"]["confusion"] = confusion(100, images=100, mistakes=20)
+        run.write("robustness.json", found)
     assert write_report(runs, tmp_path / "r.html").stat().st_size < 10e6

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -199,13 +200,64 @@ def test_records_that_cannot_be_counted_with_are_damage(tmp_path, record):
 
 def test_a_run_that_another_process_made_meanwhile_is_opened(tmp_path, monkeypatch):
     """The other held the lock already, and cleared our unfinished file away as a leftover."""
-    config, replace = RunConfig(), os.replace
+    config, link = RunConfig(), os.link
 
     def too_late(source, target):
-        monkeypatch.setattr(os, "replace", replace)
+        monkeypatch.setattr(os, "link", link)
         create_run(tmp_path / "r", config)
         os.unlink(source)
-        replace(source, target)
+        link(source, target)
 
-    monkeypatch.setattr(os, "replace", too_late)
+    monkeypatch.setattr(os, "link", too_late)
     assert create_run(tmp_path / "r", config).config == config
+
+
+def _create(path, seed, start, told):
+    start.wait(30)
+    try:
+        told.put((seed, create_run(path, RunConfig(seed=seed)).config.seed, ""))
+    except RunError as error:
+        told.put((seed, None, error.what))
+
+
+def test_of_two_processes_with_different_configs_one_wins_and_the_other_is_told(tmp_path):
+    context = multiprocessing.get_context("fork")
+    for attempt in range(20):
+        start, told = context.Barrier(2), context.Queue()
+        path = tmp_path / f"r{attempt}"
+        pair = [context.Process(target=_create, args=(path, seed, start, told)) for seed in (1, 2)]
+        for process in pair:
+            process.start()
+        found = [told.get(timeout=30) for _ in pair]
+        for process in pair:
+            process.join()
+        (winner,) = [seed for seed, got, _ in found if got is not None]
+        (reason,) = [what for _, got, what in found if got is None]
+        assert f"seed is {winner} there, {3 - winner} here" in reason
+        assert Run(path).config.seed == winner
+        assert [p.name for p in path.iterdir()] == ["config.toml"]
+
+
+def test_without_links_a_run_is_made_all_the_same(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert create_run(tmp_path / "r", RunConfig(seed=1)).config.seed == 1
+    with pytest.raises(RunError, match="another configuration"):
+        create_run(tmp_path / "r", RunConfig(seed=2))
+    assert [p.name for p in (tmp_path / "r").iterdir()] == ["config.toml"]
+
+
+def test_what_is_in_the_way_of_a_folder_is_named(tmp_path):
+    (tmp_path / "away").symlink_to("gone")
+    for out in (tmp_path / "away", tmp_path / "away" / "run"):
+        with pytest.raises(RunError, match=r"a link to .*gone, which is not there") as caught:
+            create_run(out, RunConfig())
+        assert caught.value.where == str(tmp_path / "away")
+        assert "make that folder" in caught.value.mend
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="a file, not a folder"):
+        create_run(tmp_path / "file" / "run", RunConfig())
+    (tmp_path / "gone").mkdir()
+    assert create_run(tmp_path / "away" / "run", RunConfig()).path.is_dir()

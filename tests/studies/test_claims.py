@@ -43,22 +43,26 @@ def test_only_the_seeds_in_common_are_paired():
 @pytest.mark.parametrize(
     ("text", "a", "b", "verdict"),
     [
-        ("a[] > b[]", [1.0, 1.1, 1.2], [2.0, 2.1, 2.2], FAILS),
-        ("a[] < b[]", [1.0, 1.1, 1.2], [2.0, 2.1, 2.2], HOLDS),
-        ("a[] < b[] by 2", [1.0, 1.1, 1.2], [2.0, 2.1, 2.2], FAILS),
+        ("a[] > b[]", [1.0, 1.1, 1.2], [2.0, 2.1, 2.3], FAILS),
+        ("a[] < b[]", [1.0, 1.1, 1.2], [2.0, 2.1, 2.3], HOLDS),
+        ("a[] < b[] by 2", [1.0, 1.1, 1.2], [2.0, 2.1, 2.3], FAILS),
         ("a[] > b[] by 0.2", [1.0, 1.1, 1.2], [0.7, 0.8, 0.91], HOLDS),
         ("a[] > b[]", [1.0, 2.0, 3.0], [2.0, 1.0, 3.5], UNDECIDED),
         ("a[] > b[]", [1.0, 2.0], [1.0, 2.0], FAILS),
         ("a[] >= b[]", [1.0, 2.0], [1.0, 2.0], HOLDS),
+        ("accuracy[] > b[]", [0.978, 0.98], [0.975, 0.977], UNDECIDED),
+        ("accuracy[] > b[]", [0.975, 0.98], [0.975, 0.98], UNDECIDED),
+        ("accuracy[] > b[]", [0.978, 0.978], {7: 0.975, 8: 0.975}, UNDECIDED),
+        ("accuracy[] = b[] within 0.01", [0.978, 0.98], [0.975, 0.977], HOLDS),
         ("a[] = b[] within 0.01", [1.0, 2.0], [1.0, 2.0], HOLDS),
         ("a[] = b[] within 0.01", [1.0, 2.0, 3.0], [1.5, 2.51, 3.5], FAILS),
         ("a[] = b[] within 0.5", [1.0, 2.0, 3.0], [1.5, 2.51, 3.5], UNDECIDED),
         ("a[] / b[] = 2 within 0.05", [2.0, 4.0, 8.1], [1.0, 2.0, 4.05], HOLDS),
-        ("a[] - 2 * b[] < 0.1", [2.0, 4.0, 8.0], [1.0, 2.0, 4.0], HOLDS),
+        ("a[] - 2 * b[] < 0.1", [2.0, 4.0, 8.0], [1.0, 2.01, 4.0], HOLDS),
     ],
 )
 def test_verdicts(text, a, b, verdict):
-    assert judged(text, a=a, b=b).verdict == verdict
+    assert judged(text, **{"accuracy" if "accuracy" in text else "a": a, "b": b}).verdict == verdict
 
 
 def test_a_ratio_of_independent_seeds_carries_both_spreads():

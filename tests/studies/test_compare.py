@@ -7,8 +7,9 @@ import pytest
 from steppe.cli import main
 from steppe.config import at_scale, plan
 from steppe.errors import ConfigError, RunError
-from steppe.runs import create_run, read_json
+from steppe.runs import Run, create_run, put_result, read_json
 from steppe.studies import compare_study, find_study, read_published, write_comparison
+from steppe.studies.asked import own_settings
 from steppe.studies.measures import check_name, read_measure
 
 STUDY = """
@@ -158,10 +159,42 @@ def test_a_claim_about_no_measure_is_refused_when_the_study_is_found(study_file)
         find_study(str(study_file))
 
 
+def test_figures_of_the_studys_own_settings_count(study_file, tmp_path):
+    """A figure that somebody measured later with other settings stands in front, and is not the study's."""
+    measured = """[measure.geometry]
+lambda_max = { examples = 64 }
+"""
+    text = STUDY.replace("geometry.curvature.lambda_max", "lambda_max").replace(
+        "[[claims]]", measured + "[[claims]]", 1
+    )
+    study_file.write_text(text)
+    study, planned = make_runs(study_file, tmp_path / "runs")
+    own, defaults = own_settings(study.measure)["geometry", "lambda_max"]
+    for p in planned:
+        flat = 3.0 if p.labels["how"] == "sam" else 0.0
+
+        def figure(value, **changes):
+            settings = {**own, **changes}
+            return {
+                "parts": {"whole": {"lambda_max": {"value": value, "converged": value != 10}}},
+                "settings": settings,
+            }
+
+        results = put_result({}, "lambda_max", figure(10.0 - flat + 0.1 * p.config.seed**2 * (flat > 0)), defaults)
+        results = put_result(results, "lambda_max", figure(0.01 + flat, examples=8), defaults)
+        Run(tmp_path / "runs" / p.config.run_id).write("geometry.json", results)
+    _, flatter = compare_study(study, planned, tmp_path / "runs", []).claims
+    assert flatter.verdict.verdict == "holds"
+    assert flatter.verdict.reason == "3 of its eigenvalues had not converged"
+    assert flatter.verdict.difference == pytest.approx(-3 + 0.5 / 3)
+    run = Run(tmp_path / "runs" / planned[0].config.run_id)
+    assert read_measure(run, "lambda_max") == 0.01, "by itself, the last one counts"
+    run.write("geometry.json", {"lambda_max": figure(5.0, examples=9)})
+    assert read_measure(run, "lambda_max", own_settings(study.measure)) is None
+
+
 def test_measures_are_read_by_their_path(study_file, tmp_path):
     _, planned = make_runs(study_file, tmp_path / "runs")
-    from steppe.runs import Run
-
     run = Run(tmp_path / "runs" / planned[0].config.run_id)
     assert read_measure(run, "accuracy_gap") == 0.0
     assert read_measure(run, "config.optimizer.decay_norms") == "true"

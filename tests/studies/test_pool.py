@@ -8,21 +8,13 @@ import threading
 import time
 
 import pytest
+from small_study import make_study
 
-from steppe.config import StudyConfig, plan
+from steppe.config import plan
 from steppe.errors import Interrupted
 from steppe.runs import Run
 from steppe.studies import estimate_runs, execute, find_study, list_studies, run_study
-
-
-def make_study(**changes) -> StudyConfig:
-    values = {
-        "name": "s",
-        "base": {"batch_size": 256, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 1}},
-        "axes": {"how": {"base": {}, "sam": {"minimizer": {"name": "sam"}}}},
-        "measure": {"noise_draws": 2},
-    }
-    return StudyConfig.model_validate({**values, **changes})
+from steppe.studies.pool import device_of_slot
 
 
 def test_runs_are_made_once_and_measured(tmp_path):
@@ -190,3 +182,12 @@ def test_quickstart_is_what_the_readme_says():
         epochs = {(p.config.minimizer.name, p.config.budget.epochs) for p in runs}
         assert epochs == {("base", 15), ("sam", 15), ("asam", 15), ("base", 30)}
     assert sum(1 for p in planned if p.config.seed == 2) == 2 * 4
+
+
+def test_gpus_are_shared_out_to_the_slots():
+    assert [device_of_slot(None, n, 3) for n in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
+    assert [device_of_slot("cuda", n, 2) for n in range(2)] == ["cuda:0", "cuda:1"]
+    assert device_of_slot("cuda:1", 0, 4) == "cuda:1"
+    assert device_of_slot("cpu", 1, 4) == "cpu"
+    assert device_of_slot(None, 1, 1) is None
+    assert device_of_slot(None, 1, 0) is None

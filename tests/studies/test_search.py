@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,9 @@ from steppe.studies.front import explain, tabulate, write_fronts
 from steppe.studies.journal import open_journal, to_promote
 from steppe.studies.search import Wanted, fit
 from steppe.studies.space import METHODS, Space, find_models, recommended, suggest, to_config
+from steppe.studies.starts import STARTS
 from steppe.studies.trial import run_trial
+from steppe.studies.trials import Search
 
 DIGITS = {"name": "digits"}
 
@@ -71,6 +74,37 @@ def test_recommended_points_are_in_the_space_and_each_family_has_one():
     for point in points:
         study.enqueue_trial(point)
         assert suggest(study.ask(), space) == point, "Optuna would drop what is out of its range"
+
+
+def test_every_start_has_a_source_that_is_there_and_can_be_tried():
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "search.md").read_text()
+    for start in STARTS:
+        for place in re.findall(r"(?:results|studies|docs)/[\w./-]*\w", start.source):
+            assert (root / place).exists(), place
+        assert re.search("results/|studies/|docs/|README|arXiv", start.source)
+        numbers = f"| {start.lr:g} | {start.weight_decay:g} | {start.warmup:g} |"
+        assert any(start.kind in line and numbers in line for line in text.splitlines()), f"docs/search.md: {numbers}"
+    space = Space(
+        ("wrn_10_2", "resnet18", "mlp_8_8", "vit_ti_p4"), modes=("scratch", "frozen", "finetune"), weights="timm"
+    )
+    points = recommended(space)
+    assert len({json.dumps(point) for point in points}) == len(points)
+    assert [point["mode"] for point in points] == ["finetune"] * 3 + ["frozen"] * 3 + ["scratch"] * 7
+    study = optuna.create_study()
+    for point in points:
+        study.enqueue_trial(point)
+        assert suggest(study.ask(), space) == point
+
+
+def test_a_search_begins_with_them(tmp_path):
+    wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny", "vit_tiny_p2"))
+    digits = data.load(wanted.data)
+    search = Search(wanted, 600, tmp_path, digits, torch.device("cpu"), None, lambda *_: None, time.monotonic())
+    first = recommended(search.space)
+    assert [point["model"] for point in first] == [*["resnet_tiny"] * 2, "vit_tiny_p2", "resnet_tiny", "vit_tiny_p2"]
+    assert [search._next_trial().params for _ in first] == first
+    assert "recommended" not in search._next_trial().user_attrs, "the rest is the sampler's"
 
 
 def test_tiny_images_are_not_moved():

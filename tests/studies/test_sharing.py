@@ -8,22 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+from small_study import make_study
 
 from steppe.config import StudyConfig, plan
 from steppe.errors import Busy
 from steppe.runs import Run, locked, read_json
 from steppe.studies import run_study
-
-
-def make_study(**changes) -> StudyConfig:
-    values = {
-        "name": "s",
-        "base": {"batch_size": 256, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 1}},
-        "axes": {"how": {"base": {}, "sam": {"minimizer": {"name": "sam"}}}},
-        "measure": {"noise_draws": 2},
-    }
-    return StudyConfig.model_validate({**values, **changes})
-
 
 PROCESS = """
 import json, sys, time

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training import KillAt, KilledError
 
 import steppe.train.loop as loop
 from steppe import data, models
@@ -23,24 +24,6 @@ from steppe.train.objectives import make_objective
 from steppe.train.steps import CompiledStep, EagerStep
 
 CPU = torch.device("cpu")
-
-
-class KilledError(BaseException):
-    pass
-
-
-class KillAt(Observer):
-    def __init__(self, step: int) -> None:
-        self.at = step
-
-    def step(self, epochs: float) -> None:
-        if round(epochs * 5) == self.at:
-            raise KilledError
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return data.load(DataConfig())
 
 
 def make_config(**changes) -> RunConfig:
@@ -156,7 +139,7 @@ def test_killed_in_either_stage_and_resumed_gives_the_same_run(digits, tmp_path,
     for kill_at in (1, 6, 10, 11, 17):
         out = tmp_path / f"killed-{kill_at}"
         with pytest.raises(KilledError):
-            train(config, digits, out, observer=KillAt(kill_at))
+            train(config, digits, out, observer=KillAt(kill_at, 5))
         resumed = train(config, digits, out)
         assert resumed.weights.read_bytes() == whole.weights.read_bytes()
         assert resumed.summary["test"] == whole.summary["test"]

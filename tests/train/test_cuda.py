@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steppe import data
-from steppe.config import DataConfig, RunConfig
+from steppe.config import RunConfig
 from steppe.runs import Observer
 from steppe.train import train
 
@@ -39,11 +38,6 @@ def make_config(**changes) -> RunConfig:
         "budget": {"epochs": 3},
     }
     return RunConfig.model_validate({**values, **changes})
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return data.load(DataConfig())
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,12 @@ from training import KillAt, KilledError, make_config, story, weights
 
 import steppe.train.loop as loop
 import steppe.train.objectives as objectives
-from steppe import data
-from steppe.config import MINIMIZER_DEFAULTS, OPTIMIZER_DEFAULTS, DataConfig
+from steppe.config import MINIMIZER_DEFAULTS, OPTIMIZER_DEFAULTS
 from steppe.errors import TrainingError
 from steppe.minimizers import METHODS
 from steppe.runs import Observer
 from steppe.train import build_minimizer, build_model, train
 from steppe.train.averaging import WeightAverage
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return data.load(DataConfig())
 
 
 def test_a_budget_of_gradient_evaluations_is_kept(digits, tmp_path):

@@ -6,35 +6,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from training import KillAt, KilledError
 
 from steppe import data, models
 from steppe.cli import main
 from steppe.config import DataConfig, RunConfig
 from steppe.data import Loader, Normalise, in_order
-from steppe.runs import Observer, Run
+from steppe.runs import Run
 from steppe.train import build_minimizer, train
 from steppe.train.objectives import Pixels, make_objective
 from steppe.train.steps import CompiledStep, EagerStep
 
 CPU = torch.device("cpu")
-
-
-class KilledError(BaseException):
-    pass
-
-
-class KillAt(Observer):
-    def __init__(self, step: int) -> None:
-        self.at = step
-
-    def step(self, epochs: float) -> None:
-        if round(epochs * 5) == self.at:
-            raise KilledError
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return data.load(DataConfig())
 
 
 def make_config(**changes) -> RunConfig:
@@ -170,7 +153,7 @@ def test_every_minimizer_takes_it_and_resumes(digits, tmp_path, name):
     assert whole.summary["gradient_evaluations"] / whole.summary["steps"] == pytest.approx(COSTS[name])
     assert config.expected_gradients == pytest.approx(COSTS[name])
     with pytest.raises(KilledError):
-        train(config, digits, tmp_path / "killed", observer=KillAt(8))
+        train(config, digits, tmp_path / "killed", observer=KillAt(8, 5))
     resumed = train(config, digits, tmp_path / "killed")
     assert resumed.weights.read_bytes() == whole.weights.read_bytes()
     assert resumed.summary["test"] == whole.summary["test"]

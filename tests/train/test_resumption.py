@@ -17,11 +17,6 @@ from steppe.runs import Observer, Run
 from steppe.train import train
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return data.load(DataConfig())
-
-
 @pytest.mark.parametrize("model", ["mixer_tiny_p2", "resnet_tiny"])
 @pytest.mark.parametrize("minimizer", ["base", "sam", "asam"])
 def test_killed_anywhere_and_resumed_gives_the_same_run(digits, tmp_path, model, minimizer):

@@ -8,19 +8,13 @@ import signal
 import pytest
 from safetensors.torch import load_file, save_file
 
-from steppe import data
-from steppe.config import DataConfig, RunConfig
+from steppe.config import RunConfig
 from steppe.errors import Interrupted, RunError
 from steppe.models import weights_sha256
 from steppe.runs import Observer
 from steppe.train import train
 from steppe.train.checkpoint import save_weights
 from steppe.train.setup import build_model
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return data.load(DataConfig())
 
 
 class StopAtOnce(Observer):

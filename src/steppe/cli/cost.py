@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.cli.place import DataRootOption, DeviceOption
-from steppe.cli.show import console
+from steppe.cli.show import JsonOption, console, print_json
 from steppe.config import RunConfig, parse
 from steppe.errors import ConfigError
 from steppe.runs import Run
 
-_MODEL_ONLY = "of a model; a run has its own"
+_MODEL_ONLY = "with a model's name: "
 
 
 def cost(
@@ -25,13 +25,16 @@ def cost(
         float | None, typer.Option(min=0, help="what the machine costs an hour, in any currency")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="at most so long for the sweep over batch sizes")] = 60.0,
-    data: Annotated[str | None, typer.Option(help=f"what the images are, {_MODEL_ONLY}")] = None,
+    data: Annotated[str | None, typer.Option(help=f"{_MODEL_ONLY}the data set whose images it takes")] = None,
     data_root: DataRootOption = None,
-    image_size: Annotated[int | None, typer.Option(help=f"side in pixels, {_MODEL_ONLY}")] = None,
-    batch_size: Annotated[int | None, typer.Option(help=f"images in a training step, {_MODEL_ONLY}")] = None,
-    precision: Annotated[str | None, typer.Option(help=f"float32 or bfloat16, {_MODEL_ONLY}")] = None,
-    minimizer: Annotated[str | None, typer.Option(help=f"whose training step is measured, {_MODEL_ONLY}")] = None,
-    optimizer: Annotated[str | None, typer.Option(help=f"which the minimizer wraps, {_MODEL_ONLY}")] = None,
+    image_size: Annotated[int | None, typer.Option(help=f"{_MODEL_ONLY}side in pixels")] = None,
+    batch_size: Annotated[int | None, typer.Option(help=f"{_MODEL_ONLY}images in a training step")] = None,
+    precision: Annotated[str | None, typer.Option(help=f"{_MODEL_ONLY}float32 or bfloat16")] = None,
+    minimizer: Annotated[
+        str | None, typer.Option(help=f"{_MODEL_ONLY}the minimizer of the training step that is measured")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help=f"{_MODEL_ONLY}the optimizer that the minimizer wraps")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Measure what a run or a model costs here; what was measured on a run is added to its cost.json."""
     from steppe import data as sets
@@ -52,8 +55,9 @@ def cost(
             raise ConfigError(what, where=target, mend="name a model instead of a run, or leave them away")
         run = Run(target)
         found = add_cost(run, device=device, seconds=seconds, price_per_hour=price_per_hour)
-        console.print(cost_table(found))
-        console.print(f"added to {run.path / 'cost.json'}", markup=False, soft_wrap=True)
+        _show(found, json)
+        if not json:
+            console.print(f"added to {run.path / 'cost.json'}", markup=False, soft_wrap=True)
         return
     if Path(target).is_dir():
         Run(target)  # says what a run folder is
@@ -64,7 +68,14 @@ def cost(
     found = measure_cost(config, Images.of_dataset(sets.load(config.data, data_root)), device=device, seconds=seconds)
     if price_per_hour is not None:
         found["price"] = describe_price(found, price_per_hour)
-    console.print(cost_table(found))
+    _show(found, json)
+
+
+def _show(found: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(found)
+    else:
+        console.print(cost_table(found))
 
 
 def cost_table(found: dict[str, Any]) -> Table:

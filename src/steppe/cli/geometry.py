@@ -39,10 +39,9 @@ def _draw(subject: Any, found: dict[str, Any]) -> int:
     figures: dict[str, Any] = {}
     title = draw.plain(subject.folder.resolve().name)
     if "lambda_max" in found:
-        parts = found["lambda_max"]["parts"].items()
-        largest = {part: values["lambda_max"]["value"] for part, values in parts}
-        if len(largest) > 1:
-            figures["lambda_max"] = draw.draw_bars({title: largest}, "λmax", title)
+        parts = found["lambda_max"]["parts"]
+        if len(parts) > 1:
+            figures["lambda_max"] = draw.draw_eigenvalues({title: parts}, title)
     if "spectrum" in found:
         figures["spectrum"] = _spectrum(found, title)
     if "norms" in found:

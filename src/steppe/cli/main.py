@@ -7,12 +7,9 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from steppe.cli import study
 from steppe.cli.cost import cost
@@ -20,21 +17,20 @@ from steppe.cli.evaluate import evaluate
 from steppe.cli.export import export
 from steppe.cli.fit import fit
 from steppe.cli.geometry import geometry
-from steppe.cli.place import DataRootOption
+from steppe.cli.lists import data, env, minimizers, models
 from steppe.cli.predict import predict
 from steppe.cli.report import report
 from steppe.cli.show import console, errors
 from steppe.cli.symmetry import symmetry
 from steppe.cli.train import train
 from steppe.cli.versus import compare
-from steppe.config import MINIMIZER_DEFAULTS
 from steppe.errors import Interrupted, SteppeError
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Train image classifiers into flat minima at the lowest cost, and show that it did.",
+    help="Train image classifiers into flat minima at the lowest cost, and show that they are flat.",
 )
 app.command()(train)
 app.command()(fit)
@@ -47,6 +43,8 @@ app.command()(compare)
 app.command()(predict)
 app.command()(export)
 app.command()(report)
+for listing in (env, models, minimizers, data):
+    app.command()(listing)
 
 
 _PATIENCE_S = 5.0
@@ -65,80 +63,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
-    """Train image classifiers into flat minima at the lowest cost, and show that it did."""
-
-
-@app.command()
-def env(device: Annotated[str | None, typer.Option(help="cpu, cuda …")] = None) -> None:
-    """Print versions, device and threads: what a bug report needs."""
-    from steppe.train import describe_environment, pick_device
-
-    table = Table(box=None, show_header=False)
-    for key, value in describe_environment(pick_device(device)).items():
-        pairs = value.items() if isinstance(value, dict) else [(key, value)]
-        for name, shown in pairs:
-            text = "–" if shown is None else " ".join(shown) if isinstance(shown, list) else str(shown)
-            table.add_row(Text(name), Text(text))
-    console.print(table)
-
-
-@app.command()
-def models(
-    pattern: Annotated[str | None, typer.Argument(help="also list timm's models whose name has this in it")] = None,
-) -> None:
-    """List the models: ours for small images, and timm's by pattern."""
-    import timm
-
-    from steppe.errors import unknown_name
-    from steppe.models import SMALL_MODELS, model_names
-
-    table = Table("model", "what it is", box=None, header_style="bold")
-    for name, (_, about) in SMALL_MODELS.items():
-        if pattern is None or pattern in name:
-            table.add_row(name, about)
-    if pattern:
-        wanted = pattern if "*" in pattern else f"*{pattern}*"
-        for name in timm.list_models(wanted):
-            if name not in SMALL_MODELS:
-                table.add_row(name, "timm")
-        if not table.row_count:
-            raise unknown_name("model", pattern, model_names(), see="steppe models")
-    console.print(table)
-    if not pattern:
-        console.print(f"and {len(timm.list_models())} of timm's: `steppe models PATTERN` searches them")
-
-
-@app.command("minimizers")
-def minimizers_() -> None:
-    """List the minimizers, what a step of each costs, and their options."""
-    from steppe.minimizers import METHODS
-
-    table = Table("minimizer", "cost", "what it is", "options", box=None, header_style="bold")
-    for name, method in METHODS.items():
-        options = ", ".join(f"{key} {value}" for key, value in MINIMIZER_DEFAULTS[name].items())
-        table.add_row(name, method.cost, method.summary, options)
-    console.print(table)
-
-
-@app.command()
-def data(
-    data_root: DataRootOption = None,
-) -> None:
-    """List the data sets, and what else can be learned from."""
-    from steppe.data import DATASETS, find_named
-    from steppe.data import data_root as root_of
-
-    root = root_of(data_root)
-    table = Table("data set", "what it is", "where", box=None, header_style="bold")
-    for name, named in DATASETS.items():
-        table.add_row(name, named.about, Text(find_named(name, root) or _absent(named, root)))
-    table.add_row("FOLDER", "class sub-folders of images, with or without train/val/test above them", "any path")
-    table.add_row("FILE.npz", "x_train, y_train (and x_val, y_val, x_test, y_test): uint8 images, labels", "any path")
-    console.print(table)
-
-
-def _absent(named: Any, root: Path) -> str:
-    return f"not in {root}: {'downloaded on first use' if named.torchvision else 'bring ' + named.bring}"
+    """Train image classifiers into flat minima at the lowest cost, and show that they are flat."""
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -11,7 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.cli.measuring_progress import MeasuringProgress, figures_of, say
-from steppe.cli.place import DataRootOption, DeviceOption
+from steppe.cli.place import (
+    CacheOption,
+    DataRootOption,
+    DeviceOption,
+    Keep,
+    KeepOption,
+    MemoryOption,
+    gibibytes,
+)
 from steppe.cli.show import ReadingProgress, console, errors, progress_bar
 from steppe.errors import ConfigError, DataError, MeasureError, RunError, SteppeError
 from steppe.runs import Run, find_runs
@@ -20,18 +28,20 @@ if TYPE_CHECKING:
     from steppe.measuring import Measure
     from steppe.studies.subjects import Subject
 
+_SET = "change a setting that --list shows; may be given several times"
+_WITH = "a second run: the loss on the way to it, or attacks made for it that are tried here"
 RunFolders = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="[RUN]…", help="run folders, or folders that hold some; or none, with --model, --weights and --data"
+        metavar="RUN", help="run folders, or folders that hold some; or none, with --model, --weights and --data"
     ),
 ]
 Only = Annotated[str | None, typer.Option(help="measure these alone: names from --list, with commas between")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="MEASURE.KEY=VALUE", help="change a setting")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="MEASURE.KEY=VALUE", help=_SET)]
 Quick = Annotated[bool, typer.Option("--quick", help="fewer points and images: for a first look, or a CPU")]
 Again = Annotated[bool, typer.Option("--again", help="measure even what is there with the same settings")]
 Listing = Annotated[bool, typer.Option("--list", help="list the measures and their settings, and stop")]
-With = Annotated[Path | None, typer.Option("--with", metavar="RUN", help="a second run, for measures between two")]
+With = Annotated[Path | None, typer.Option("--with", metavar="RUN", help=_WITH)]
 Model = Annotated[str | None, typer.Option(help="without a run: a model's name, ours or timm's")]
 Weights = Annotated[str | None, typer.Option(help="its weights: a file, timm, timm:NAME or hf-hub:NAME")]
 Data = Annotated[str | None, typer.Option(help="a data set with the classes these weights know")]
@@ -98,7 +108,11 @@ def measuring_command(
         data_root: DataRootOption = None,
         device: DeviceOption = None,
         batch_size: BatchSize = 512,
+        keep: KeepOption = Keep.auto,
+        cache: CacheOption = None,
+        memory_limit: MemoryOption = None,
     ) -> None:
+        from steppe.data import Keeping
         from steppe.data import data_root as root_of
         from steppe.measuring import change_settings, choose
         from steppe.studies.measured import add_results
@@ -116,15 +130,17 @@ def measuring_command(
             say(f"note: {unused} is not measured here, so its settings change nothing")
         elsewhere = {"model": model, "weights": weights, "data": data, "image_size": image_size, "out": out}
         options: dict[str, Any] = {"strict": only is not None, "quick": quick, "again": again, "batch_size": batch_size}
+        keeping = Keeping(keep.value, gibibytes(memory_limit), cache)
         found: dict[str, dict[str, Any]] = {}
         failures: dict[str, list[SteppeError]] = {}
         with progress_bar() as bar:
-            for subject in _subjects(runs, elsewhere, data_root, device, ReadingProgress(bar), failures):
+            where = {"data_root": data_root, "device": device, "progress": ReadingProgress(bar), "keeping": keeping}
+            for subject in _subjects(runs, elsewhere, where, failures):
                 notify = MeasuringProgress(bar, headlines)
                 refused: dict[str, SteppeError] = {}
                 options |= {"data_root": root_of(data_root), "refused": refused, "notify": notify}
                 try:
-                    second = _other(with_, subject, data_root, device)
+                    second = _other(with_, subject, device)
                     with notify:
                         results = add_results(subject, file, chosen, changed, other=second, **options)
                 except (RunError, DataError, MeasureError) as error:  # in use by another, or --with does not fit it
@@ -149,9 +165,7 @@ def measuring_command(
 def _subjects(
     runs: list[Path] | None,
     elsewhere: dict[str, Any],
-    data_root: Path | None,
-    device: str | None,
-    reading: ReadingProgress,
+    where: dict[str, Any],
     failures: dict[str, list[SteppeError]],
 ) -> Iterator[Subject]:
     """Open what is to be measured, one after the other.
@@ -161,7 +175,6 @@ def _subjects(
     """
     from steppe.studies.subjects import open_model, open_run
 
-    where: dict[str, Any] = {"data_root": data_root, "device": device, "progress": reading}
     if not runs:
         if not (elsewhere["model"] and elsewhere["weights"] and elsewhere["data"]):
             mend = "name a run folder, or give --model, --weights and --data"
@@ -228,13 +241,13 @@ def _holds_runs(path: Path) -> bool:
     return path.is_dir() and not (path / "config.toml").is_file() and any(path.rglob("config.toml"))
 
 
-def _other(path: Path | None, subject: Subject, data_root: Path | None, device: str | None) -> Any:
+def _other(path: Path | None, subject: Subject, device: str | None) -> Any:
     """The second model and its name."""
     if path is None:
         return None
     from steppe.studies.subjects import open_run
 
-    return str(path), open_run(path, device=device, dataset=subject.dataset, data_root=data_root).model
+    return str(path), open_run(path, device=device, dataset=subject.dataset).model
 
 
 def short_names(paths: list[str]) -> dict[str, str]:

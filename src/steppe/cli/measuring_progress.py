@@ -99,8 +99,21 @@ def figures_of(found: Mapping[str, Any], paths: str) -> dict[str, float]:
 
 
 def headline(found: Mapping[str, Any], paths: str) -> str:
-    """The figures of a result that are worth a line, such as "mean 0.31  stderr 0.01  "."""
-    return "".join(f"{name} {value:.4g}  " for name, value in figures_of(found, paths).items())
+    """The figures of a result that are worth a line, such as "mean 0.31  stderr 0.01  "; doubtful ones say so."""
+    shown = ""
+    for path in paths.split():
+        for name, value in figures_of(found, path).items():
+            doubt = " (not converged)" if _converged(found, path) is False else ""
+            shown += f"{name} {value:.4g}{doubt}  "
+    return shown
+
+
+def _converged(found: Mapping[str, Any], path: str) -> Any:
+    """What stands beside an eigenvalue."""
+    value: Any = found
+    for word in path.split(".")[:-1]:
+        value = value.get(word) if isinstance(value, Mapping) else None
+    return value.get("converged") if isinstance(value, Mapping) else None
 
 
 def say(text: str) -> None:

@@ -11,7 +11,7 @@ import typer
 from steppe.errors import ConfigError
 from steppe.runs import TRACKERS
 
-_PANEL = "Images and trackers"
+_PANEL = "How images are kept"
 _READERS = "processes that read images which are not kept in memory; 0 reads in a thread"
 
 
@@ -97,7 +97,6 @@ TrackOption = Annotated[
         "--track",
         help=f"also tell a tracker: {', '.join(TRACKERS)}; may be given several times",
         show_default=False,
-        rich_help_panel=_PANEL,
     ),
 ]
 

@@ -48,11 +48,13 @@ def predict(
     ],
     top: Annotated[int, typer.Option("--top", "-k", min=1, help="so many classes of each image")] = 3,
     format_: Annotated[
-        Format | None, typer.Option("--format", help="\\[default: a table, or what the name of --out says]")
+        Format | None,
+        typer.Option("--format", help="how answers are written  \\[default: a table, or what the name of --out says]"),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="write there instead")] = None,
     odd_images: Annotated[
-        Odd | None, typer.Option(help="images that are not 8-bit RGB or grey  \\[default: as the run's data]")
+        Odd | None,
+        typer.Option(help="what to do with images that are not 8-bit RGB or grey  \\[default: as the run's data]"),
     ] = None,
     make_calibration: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="fit the temperature where the run has none yet")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from steppe.cli import study
-from steppe.cli.show import console, errors
+from steppe.cli.show import JsonOption, console, errors, print_json
 from steppe.errors import ConfigError, RunError
 from steppe.runs import read_json
 
@@ -28,14 +28,17 @@ def report(
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="with --serve; 0 takes a free one")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="with --serve: open it in the browser")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page about runs; it works offline."""
-    from steppe.report import print_table, summarise, write_report
+    from steppe.report import print_table, row_values, summarise, write_report
     from steppe.runs import find_runs
 
     if serve:
         if out is not None:
             raise ConfigError("a served page is not written", mend="leave out -o, or --serve")
+        if json:
+            raise ConfigError("a served page has no table to print", mend="leave out --json, or --serve")
         _serve(runs, title, port, open_)
         return
     if port or open_:
@@ -48,10 +51,15 @@ def report(
     out = out or Path("report.html")
     if out.is_dir():
         raise RunError("this is a folder, not a page", where=str(out), mend=f"say -o {out / 'report.html'}")
-    print_table(summarise(found, about), console)
+    rows = summarise(found, about)
+    if not json:
+        print_table(rows, console)
     compared = read_comparison(runs[0]) if about else None
     page = write_report(found, out, title=title or (about or {}).get("title"), study=about, comparison=compared)
-    console.print(f"report: {page}", markup=False, soft_wrap=True)
+    if json:
+        print_json({"report": str(page), "rows": [row_values(row) for row in rows]})
+    else:
+        console.print(f"report: {page}", markup=False, soft_wrap=True)
 
 
 def read_comparison(folder: Path) -> dict[str, Any] | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -38,6 +40,14 @@ class _Console(Console):
 _quiet = os.environ.get("RANK", "0") != "0"  # of the processes that torchrun started the first one speaks
 console = _Console(highlight=False, quiet=_quiet)
 errors = _Console(stderr=True, highlight=False, quiet=_quiet)
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, for programs: nothing is wrapped, shortened or coloured."""
+    console.print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False), markup=False, soft_wrap=True)
 
 
 def epoch_line(record: dict[str, Any], total: float) -> str:

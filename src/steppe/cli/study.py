@@ -28,7 +28,7 @@ from steppe.cli.place import (
     gibibytes,
 )
 from steppe.cli.publish import publish
-from steppe.cli.show import StudyProgress, console, progress_bar
+from steppe.cli.show import JsonOption, StudyProgress, console, print_json, progress_bar
 from steppe.config import PlannedRun, StudyConfig, at_scale, choose, plan
 from steppe.errors import RunError
 from steppe.runs import Run, read_json
@@ -57,10 +57,13 @@ Folder = Annotated[
 
 
 @app.command("list")
-def list_() -> None:
+def list_(json: JsonOption = False) -> None:
     """List the studies that come with steppe."""
     from steppe.studies import find_study, list_studies
 
+    if json:
+        print_json([_about(*find_study(name)) for name in list_studies()])
+        return
     table = Table("study", "question", "runs", "scales", box=None, header_style="bold")
     for name in list_studies():
         study, path = find_study(name)
@@ -70,13 +73,16 @@ def list_() -> None:
 
 
 @app.command()
-def show(name: Name, scale: Scale = None) -> None:
+def show(name: Name, scale: Scale = None, json: JsonOption = False) -> None:
     """Show a study: its question, its scales, every run it is made of, and what it claims."""
     from steppe.studies import find_study
 
     whole, path = find_study(name)
     study = at_scale(whole, scale, where=str(path))
     planned = plan(study, where=str(path))
+    if json:
+        print_json(_about(study, path) | {"scales": list(whole.scale), "planned": [_planned(run_) for run_ in planned]})
+        return
     console.print(study.title or study.name, markup=False, style="bold")
     console.print(study.question, markup=False)
     console.print(f"file: {path}", markup=False, soft_wrap=True)
@@ -86,6 +92,18 @@ def show(name: Name, scale: Scale = None) -> None:
     console.print(_plan_table(planned))
     for claim in study.claims:
         console.print(f"claim: {claim.text} · {claim.holds}", markup=False, soft_wrap=True)
+
+
+def _about(study: StudyConfig, path: Path) -> dict[str, Any]:
+    """A study in plain values."""
+    about = {"name": study.name, "title": study.title, "question": study.question, "file": str(path)}
+    claims = [{"text": claim.text, "holds": claim.holds} for claim in study.claims]
+    scales = {"scale": study.default_scale, "scales": list(study.scale)}
+    return {**about, **scales, "runs": len(plan(study, where=str(path))), "claims": claims}
+
+
+def _planned(run_: PlannedRun) -> dict[str, Any]:
+    return {"run_id": run_.config.run_id, "labels": run_.labels, "seed": run_.config.seed}
 
 
 @app.command()
@@ -98,11 +116,11 @@ def run(
     data_root: DataRootOption = None,
     device: DeviceOption = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="runs at a time  \\[default: 1 on a GPU, else one a core]")
+        int | None, typer.Option(min=1, help="runs at a time  \\[default: one a GPU, else one a core]")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="AXIS=VARIANT", help="these runs alone, also seed=0; may be given several times"),
+        typer.Option(metavar="AXIS=VARIANT", help="only these runs, such as seed=0; may be given several times"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and what it will cost, and stop")] = False,
     on: OnOption = Place.here,
@@ -185,6 +203,7 @@ def compare(
     name: Name,
     folder: Folder = None,
     scale: Scale = None,
+    json: JsonOption = False,
 ) -> None:
     """Set the runs of a study beside the published figures, cell by cell, and judge its claims."""
     from steppe.cli.compare import print_comparison
@@ -193,8 +212,12 @@ def compare(
     whole, path = find_study(name)
     study, folder = _find_runs(whole, path, folder, scale)
     found = compare_study(study, plan(study, where=str(path)), folder, read_published(whole, path))
+    files = write_comparison(found, folder)
+    if json:
+        print_json(read_json(files[0]))
+        return
     print_comparison(found, console)
-    for file in write_comparison(found, folder):
+    for file in files:
         console.print(f"written: {file}", markup=False, soft_wrap=True)
 
 

@@ -34,7 +34,7 @@ def train(
     data_root: DataRootOption = None,
     device: DeviceOption = None,
     eager: Annotated[
-        bool, typer.Option("--eager", help="on CUDA: do not compile the step and record it as a graph")
+        bool, typer.Option("--eager", help="on CUDA: plain steps, neither compiled nor recorded as a graph")
     ] = False,
     shard: Annotated[
         bool, typer.Option("--shard", help="under torchrun: cut the model into shards (FSDP2) instead of copying it")

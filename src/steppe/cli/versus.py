@@ -26,7 +26,9 @@ def compare(
     b: Annotated[str, typer.Argument(metavar="B", help="the same, to be compared with A")],
     data_root: DataRootOption = None,
     device: Annotated[str | None, typer.Option(help="to make missing answers on: cpu, cuda …")] = None,
-    draws: Annotated[int, typer.Option(min=100, max=1_000_000, help="of the bootstrap over test images")] = 10_000,
+    draws: Annotated[
+        int, typer.Option(min=100, max=1_000_000, help="so many draws of the bootstrap over test images")
+    ] = 10_000,
     out: Annotated[Path | None, typer.Option("--json", help="also write all of it to this file")] = None,
 ) -> None:
     """Say whether B is better than A on their test set, with 95 % intervals over seeds and over images."""

@@ -72,7 +72,7 @@ class ModelConfig(Section):
     weights: str | None = Field(
         None,
         min_length=1,
-        description="where finetuning begins: a weights file, a run folder, run:ID, timm:NAME, hf-hub:NAME",
+        description="where finetuning begins: a weights file, a run folder, run:ID, timm, timm:NAME, hf-hub:NAME",
     )
     last_blocks: int | None = Field(None, gt=0, description="last_n_blocks: how many blocks are trained with the head")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate before the head")
@@ -115,9 +115,23 @@ class MinimizerConfig(Section):
         None, description="asam: what its scaling acts on, weights, all or layer; default: weights, as the authors'"
     )
     k: int | None = Field(None, ge=1, description="looksam: every k-th step is sharp; default: 5")
-    alpha: float | None = Field(None, ge=0, description="looksam, gsam: strength; default: 0.7 and 0.4")
-    beta: float | None = Field(None, gt=0, le=1, description="esam: share of parameters perturbed; default: 0.6")
-    gamma: float | None = Field(None, gt=0, le=1, description="esam: share of examples kept; default: 0.5")
+    alpha: float | None = Field(
+        None,
+        ge=0,
+        description="looksam: weight of the sharp part it reuses; gsam: of closing the gap; default: 0.7 and 0.4",
+    )
+    beta: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="esam's β: share of the parameter tensors that are perturbed, drawn at each step; default: 0.6",
+    )
+    gamma: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="esam's γ: share of the batch in the second gradient, those whose loss rose most; default: 0.5",
+    )
     sigma: float | None = Field(None, ge=0, description="fsam: share of the average taken off; default: 1")
     lam: float | None = Field(None, ge=0, lt=1, description="fsam: decay of the average gradient; default: 0.6")
     rho_final: float | None = Field(
@@ -126,7 +140,9 @@ class MinimizerConfig(Section):
     ascent_fraction: float | None = Field(
         None, gt=0, le=1, description="take the first gradient on this share of the batch; default: all of it"
     )
-    m: int | None = Field(None, gt=0, description="m-sharpness: one perturbation for each m examples; default: one")
+    m: int | None = Field(
+        None, gt=0, description="m-sharpness: one perturbation for each m examples; default: one for the batch"
+    )
     per_rank: bool = Field(False, description="many processes: one perturbation for each, from its share of the batch")
     sharp_every: int | None = Field(None, gt=0, description="only every k-th step is sharp; default: each")
     sharp_last: float | None = Field(
@@ -289,7 +305,12 @@ class RunConfig(Section):
     batch_size: int = Field(64, gt=0, le=10**6, description="images per step")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="float32, or bfloat16 autocast")
     accumulate: int | None = Field(None, gt=0, description="compute a batch in so many parts: same update, less memory")
-    ema: float | None = Field(None, gt=0, lt=1, description="decay of an average of the weights to evaluate and keep")
+    ema: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="average the weights with this decay, such as 0.999, and evaluate and keep the average",
+    )
     patience: int | None = Field(None, gt=0, description="stop after so many epochs without a better validation loss")
     sigmoid_loss: bool = Field(False, description="a sigmoid for every class instead of a softmax")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")

@@ -12,6 +12,7 @@ from steppe.data.evaluation import (
     read_corrupted,
 )
 from steppe.data.folder import Keeping
+from steppe.data.learned import as_learned, is_learned
 from steppe.data.loader import Loader, in_order, stream
 from steppe.data.sources import DATASETS, data_root, find_named, load, read_npz
 from steppe.data.storage import Files, Mapped, Progress, Store, cache_folder, map_files
@@ -35,6 +36,7 @@ __all__ = [
     "Split",
     "Store",
     "Variant",
+    "as_learned",
     "cache_folder",
     "corrupt",
     "corrupted_in_order",
@@ -43,6 +45,7 @@ __all__ = [
     "find_corrupted",
     "find_named",
     "in_order",
+    "is_learned",
     "load",
     "load_variant",
     "make_toy",

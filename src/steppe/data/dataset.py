@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from steppe.config import DataConfig, derive_seed
-from steppe.data.storage import Store
+from steppe.data.storage import CHUNK, Store
 from steppe.errors import DataError
 
 SAMPLE = 8192
@@ -21,12 +21,14 @@ class Split:
     """Images (N, C, H, W) and their labels (N,) as int64.
 
     Images are uint8 in memory, or in a `Store` on the disk that gives them by number; a split of a store holds `rows`,
-    which of the store's images are its own. The 2-D toys are floats, (N, 2, 1, 1).
+    which of the store's images are its own. The 2-D toys are floats, (N, 2, 1, 1). Images that were read from files
+    know these files' fingerprint as their `origin`, and in memory too which of them are theirs.
     """
 
     store: torch.Tensor | Store
     labels: torch.Tensor
     rows: torch.Tensor | None = None
+    origin: str | None = None
 
     def __len__(self) -> int:
         """The number of images."""
@@ -60,10 +62,9 @@ class Split:
     def take(self, indices: np.ndarray | torch.Tensor) -> Split:
         """The split of the images at `indices`, in that order; nothing is read from the disk."""
         picked = torch.as_tensor(indices)
-        if isinstance(self.store, torch.Tensor):
-            return Split(self.store[picked], self.labels[picked])
-        assert self.rows is not None
-        return Split(self.store, self.labels[picked], self.rows[picked])
+        store = self.store[picked] if isinstance(self.store, torch.Tensor) else self.store
+        rows = None if self.rows is None else self.rows[picked]
+        return Split(store, self.labels[picked], rows, self.origin)
 
     def to(self, device: torch.device | str) -> Split:
         """The same split on `device`, images and all."""
@@ -95,7 +96,10 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     fingerprint: str
+    """of the pixels where they are in memory, else of the files"""
     size: int | None = None
+    files: str | None = None
+    """fingerprint of the files the images were read from, wherever they are kept"""
 
     @property
     def image_size(self) -> int:
@@ -119,6 +123,7 @@ class Dataset:
             "mean": list(self.mean),
             "std": list(self.std),
             "fingerprint": self.fingerprint,
+            **({"files": self.files} if self.files else {}),
         }
 
 
@@ -134,7 +139,9 @@ def divide(source: Source, config: DataConfig) -> Dataset:
         train = take_fraction(train, config.fraction, config.split_seed)
     mean, std = _statistics(train)
     size = None if config.image_size == train.shape[-1] else config.image_size
-    return Dataset(config.name, source.classes, train, val, test, mean, std, _fingerprint(train, val, test), size)
+    files = fingerprint_files(train, val, test)
+    fingerprint = files if files and not train.in_memory else fingerprint_pixels(train, val, test)
+    return Dataset(config.name, source.classes, train, val, test, mean, std, fingerprint, size, files)
 
 
 def stratify(split: Split, fraction: float, rng: np.random.Generator, classes: tuple[str, ...]) -> tuple[Split, Split]:
@@ -187,15 +194,24 @@ def _statistics(split: Split) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(means), tuple(stds)
 
 
-def _fingerprint(*splits: Split) -> str:
+def fingerprint_pixels(*splits: Split) -> str:
+    """A fingerprint of pixels and labels, the same however the images are kept; those on the disk are all read."""
     digest = hashlib.sha256()
     for split in splits:
-        if isinstance(split.store, torch.Tensor):
-            digest.update(str(tuple(split.store.shape)).encode())
-            digest.update(split.store.contiguous().numpy().data)
-        else:
-            assert split.rows is not None
-            digest.update(split.store.fingerprint.encode())
-            digest.update(split.rows.contiguous().numpy().data)
+        digest.update(str((len(split), *split.shape)).encode())
+        for start in range(0, len(split), CHUNK):
+            digest.update(split.pick(slice(start, start + CHUNK)).contiguous().numpy().data)
+        digest.update(split.labels.contiguous().numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def fingerprint_files(*splits: Split) -> str | None:
+    """A fingerprint of the files that images came from, and of labels; None where they came from no files."""
+    digest = hashlib.sha256()
+    for split in splits:
+        if split.origin is None or split.rows is None:
+            return None
+        digest.update(split.origin.encode())
+        digest.update(split.rows.contiguous().numpy().data)
         digest.update(split.labels.contiguous().numpy().data)
     return digest.hexdigest()[:16]

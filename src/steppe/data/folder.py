@@ -127,10 +127,8 @@ def read_listed(
     start = 0
     for split, count in Counter(one.split for one in listed).items():
         mine = slice(start, start + count)
-        if isinstance(store, torch.Tensor):
-            parts[split] = Split(store[mine], labels[mine])
-        else:
-            parts[split] = Split(store, labels[mine], torch.arange(mine.start, mine.stop))
+        own = store[mine] if isinstance(store, torch.Tensor) else store
+        parts[split] = Split(own, labels[mine], torch.arange(mine.start, mine.stop), files.fingerprint)
         start += count
     return Source(classes, parts["train"], parts.get("val"), parts.get("test"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
@@ -186,7 +187,6 @@ _HESSIAN: dict[str, Any] = {
     "precision": "float32",
     "compiled": False,
 }
-_NTK: dict[str, Any] = {"definition": "sum", "block": 48, "blocks": 8, "relu": False}
 
 _MAY: dict[str, Allowed] = {
     "examples": Range(1),
@@ -213,6 +213,27 @@ _MAY: dict[str, Allowed] = {
     **{f"rho_{scaling}": Range(0, above=True) for scaling in figures.SCALINGS},
 }
 """Setting -> its values; the same for every measure that has it."""
+
+
+def _of_first_weights(measure: Measure) -> Measure:
+    """The same measure of the weights a run began with."""
+    changed = {**measure.defaults, "weights": "initial"}
+    return replace(measure, about="the same with the weights the run began with", defaults=changed)
+
+
+_TANGENT_KERNEL = Measure(
+    figures.tangent_kernel,
+    "condition number of the tangent kernel, over diagonal blocks",
+    {"weights": "trained", "definition": "sum", "block": 48, "blocks": 8, "relu": False},
+    quick={"blocks": 1},
+    allowed=_MAY,
+)
+_RESCALED = Measure(
+    rescaling,
+    "what rescalings that leave a perceptron's function alone do to SAM's and ASAM's loss",
+    {"weights": "trained", **_RESCALING},
+    by_default=False,
+)
 
 MEASURES: dict[str, Measure] = {
     "lambda_max": Measure(
@@ -251,20 +272,8 @@ MEASURES: dict[str, Measure] = {
         quick={"examples": 128, "steps": 3},
         allowed={**_MAY, "steps": Range(1)},
     ),
-    "ntk": Measure(
-        figures.tangent_kernel,
-        "condition number of the tangent kernel, over diagonal blocks",
-        {"weights": "trained", **_NTK},
-        quick={"blocks": 1},
-        allowed=_MAY,
-    ),
-    "ntk_initial": Measure(
-        figures.tangent_kernel,
-        "the same with the weights the run began with",
-        {"weights": "initial", **_NTK},
-        quick={"blocks": 1},
-        allowed=_MAY,
-    ),
+    "ntk": _TANGENT_KERNEL,
+    "ntk_initial": _of_first_weights(_TANGENT_KERNEL),
     "norms": Measure(
         figures.norms,
         "norms of weights, gradients and activations, and active neurons, by block",
@@ -285,6 +294,7 @@ MEASURES: dict[str, Measure] = {
         {**MeasureConfig().noise, "loss": "cross_entropy", "seed": 0},
         allowed=_MAY,
         key="noise_loss",
+        of_training=True,
     ),
     "line": Measure(
         _line,
@@ -308,18 +318,8 @@ MEASURES: dict[str, Measure] = {
         allowed=_MAY,
         by_default=False,
     ),
-    "rescaling": Measure(
-        rescaling,
-        "what rescalings that leave a perceptron's function alone do to SAM's and ASAM's loss",
-        {"weights": "trained", **_RESCALING},
-        by_default=False,
-    ),
-    "rescaling_initial": Measure(
-        rescaling,
-        "the same with the weights the run began with",
-        {"weights": "initial", **_RESCALING},
-        by_default=False,
-    ),
+    "rescaling": _RESCALED,
+    "rescaling_initial": _of_first_weights(_RESCALED),
     "attention": Measure(
         _attention,
         "where a vision transformer looks: last layer and rollout, on test images",

@@ -110,6 +110,8 @@ class Measure:
         allowed: setting -> its values; a whole number that is not mentioned is 0 or more, a text any.
         key: where the result goes in the JSON file, if not under the measure's own name.
         by_default: whether it is made when nothing in particular is asked for.
+        of_training: training makes it of every run, with settings of the run's study: that figure stays, unless this
+            measure is asked for by name.
     """
 
     function: Function
@@ -119,6 +121,7 @@ class Measure:
     allowed: Mapping[str, Allowed] = field(default_factory=dict)
     key: str | None = None
     by_default: bool = True
+    of_training: bool = False
 
     def values_of(self, setting: str) -> Allowed:
         """What a setting may be."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from steppe.report.confusion import confusions
 from steppe.report.layout import Layout
 from steppe.report.numbers import number
 from steppe.report.pictures import PictureBudget, read_attention
@@ -70,6 +71,7 @@ def measured_data(
         "reliability": [r for i, group in enumerate(groups) if (r := _reliability(group, i))],
         "attention": _attention(subjects),
         "block_titles": BLOCKS,
+        **confusions(rows, groups),
     }
 
 

@@ -31,7 +31,8 @@ from steppe.report.table import Row, name_row, summarise_records
 from steppe.report.tables import summary_table, verdict_matrix
 from steppe.runs import Run, write_atomically
 
-_SCRIPTS = "base tables plots legend cost curves flatness surface geometry robustness attention scalars copy live start"
+_SCRIPTS = "base tables plots legend cost curves flatness surface geometry robustness confusion attention"
+_SCRIPTS += " scalars copy live start"
 _STYLES = "page measured"
 
 
@@ -143,7 +144,7 @@ def render(
         measured_panels=_measured_panels(shown, range(len(subjects)), layout.panels),
         attention_panels=_measured_panels(shown, [one["subject"] for one in shown["attention"]], layout.panels),
         has_geometry=any(shown[key] for key in ("landscapes", "lines", "betweens", "spectra", "blocks", "attention")),
-        has_robustness=bool(shown["corruptions"] or shown["reliability"]),
+        has_robustness=any(shown[key] for key in ("corruptions", "reliability", "confusions")),
         block_choices={kind: text for kind, text in BLOCKS.items() if kind in shown["blocks"]},
         several_seeds=any(not subject.first for subject in subjects),
         notes=defaultdict(dict, settings_notes(subjects)),

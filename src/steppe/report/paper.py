@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +130,38 @@ def draw_spectrum(
     return _tidy(figure, axes)
 
 
-def draw_bars(groups: Mapping[str, Mapping[str, float | None]], label: str, title: str = "") -> Figure:
+def draw_eigenvalues(groups: Mapping[str, Mapping[str, Any]], title: str = "") -> Figure:
+    """λmax of each part of a network, hatched where it had not converged.
+
+    Args:
+        groups: model -> part -> what `lambda_max` found of it.
+        title: above.
+    """
+    values = {
+        model: {part: found["lambda_max"]["value"] for part, found in parts.items()} for model, parts in groups.items()
+    }
+    doubtful = {
+        (model, part)
+        for model, parts in groups.items()
+        for part, found in parts.items()
+        if found["lambda_max"].get("converged") is False
+    }
+    return draw_bars(values, "λmax (hatched: not converged)" if doubtful else "λmax", title, doubtful)
+
+
+def draw_bars(
+    groups: Mapping[str, Mapping[str, float | None]],
+    label: str,
+    title: str = "",
+    hatched: Collection[tuple[str, str]] = (),
+) -> Figure:
     """Bars for the parts of a network, such as λmax of each block; one colour a model.
 
     Args:
         groups: model -> part -> value.
         label: of the vertical axis.
         title: above.
+        hatched: (model, part) of bars to be drawn with a hatch.
     """
     parts = list(dict.fromkeys(part for values in groups.values() for part in values))
     figure = _figure(max(3.6, 0.55 * len(parts) + 1.4), 3.0)
@@ -145,7 +170,10 @@ def draw_bars(groups: Mapping[str, Mapping[str, float | None]], label: str, titl
     for index, (name, values) in enumerate(groups.items()):
         heights = [_nan(values.get(part)) for part in parts]
         places = np.arange(len(parts)) + (index - (len(groups) - 1) / 2) * width
-        axes.bar(places, heights, width, label=name, color=colormaps["tab10"](index % 10))
+        bars = axes.bar(places, heights, width, label=name, color=colormaps["tab10"](index % 10))
+        for part, bar in zip(parts, bars, strict=True):
+            if (name, part) in hatched:
+                bar.set(hatch="////", edgecolor="white")
     positive = [v for values in groups.values() for v in values.values() if v is not None and v > 0]
     if positive and max(positive) / min(positive) > 50:
         axes.set_yscale("log")

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from steppe.report.paper import _figure, _numbers, draw_bars, draw_series
+from steppe.report.paper import _figure, _numbers, draw_eigenvalues, draw_series
 
 
 def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
@@ -24,13 +24,9 @@ def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
     squares = {name: found["landscape"] for name, found in geometry.items() if "landscape" in found}
     if squares:
         figures["landscapes"] = draw_landscapes(squares)
-    curved = {
-        name: {part: values["lambda_max"]["value"] for part, values in found["lambda_max"]["parts"].items()}
-        for name, found in geometry.items()
-        if "lambda_max" in found
-    }
+    curved = {name: found["lambda_max"]["parts"] for name, found in geometry.items() if "lambda_max" in found}
     if curved:
-        figures["lambda_max"] = draw_bars(curved, "λmax")
+        figures["lambda_max"] = draw_eigenvalues(curved)
     active = {
         name: [values["active"] for part, values in found["norms"]["activations"].items() if part.startswith("block")]
         for name, found in geometry.items()

@@ -75,18 +75,19 @@ def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
         studies: what was found.
         page: what links to a study's part of the page begin with: `#`, or `docs/results.md#`.
     """
-    lines = _header("study", "published", "ours", "claims that hold / do not / undecided")
+    lines = _header("study", "published", "ours", "claims that hold / do not / undecided / not run")
     for study in studies:
         counts = Counter(str(claim.get("verdict")) for claim in study.comparison.get("claims", []))
         holds, fails = counts["holds"], counts["does not hold"]
-        undecided = sum(counts.values()) - holds - fails
+        undecided = counts["undecided"]
+        others = sum(counts.values()) - holds - fails - undecided
         cells = [cell for cell in _compared(study) if "accuracy" in str(cell.get("measure"))][:5]
         theirs = " / ".join(_value(cell.get("value"), cell.get("unit")) for cell in cells)
         ours = " / ".join(_measured(cell) for cell in cells)
         if not cells and len(study.rows) <= 6:
             ours = "; ".join(f"{', '.join(row.labels.values())} {_accuracy(row.test_accuracy)}" for row in study.rows)
         link = f"[{study.title}]({page}{_anchor(study.title)})"
-        lines.append(_row(link, theirs or MISSING, ours or MISSING, f"{holds} / {fails} / {undecided}"))
+        lines.append(_row(link, theirs or MISSING, ours or MISSING, f"{holds} / {fails} / {undecided} / {others}"))
     return lines
 
 

@@ -60,6 +60,18 @@ class Row:
         return value
 
 
+def row_values(row: Row) -> dict[str, Any]:
+    """A row in plain values: its labels and runs, and mean, spread and number of seeds of every measure it has."""
+    known = {name: row.stat(name) for name in MEASURES}
+    return {
+        "labels": row.labels,
+        "runs": list(row.run_ids),
+        "seeds": list(row.seeds),
+        **{name: getattr(row, name) for name in ("finished", "failed", "unfinished", "reasons")},
+        **{name: {"mean": stat.mean, "std": stat.std, "n": stat.n} for name, stat in known.items() if stat.n},
+    }
+
+
 def summarise(runs: Sequence[Run], study: Mapping[str, Any] | None = None) -> list[Row]:
     """Group runs that differ only in their seed, and average what was measured.
 

@@ -17,8 +17,17 @@ from typing import Any
 from steppe.errors import Busy, RunError
 
 
-def write_atomically(path: str | Path, content: bytes | str) -> None:
-    """Write `content` beside `path`, flush it to the disk, then put it in place in one step."""
+def write_atomically(path: str | Path, content: bytes | str, *, replace: bool = True) -> bool:
+    """Write `content` beside `path`, flush it to the disk, then put it in place in one step.
+
+    Args:
+        path: the file; its folder is made where there is none.
+        content: all of it.
+        replace: take the place of a file that is there; False leaves it alone, even one that came a moment ago.
+
+    Returns:
+        Whether `path` now holds `content`.
+    """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
     temporary = None
@@ -36,15 +45,34 @@ def write_atomically(path: str | Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
+        if not replace:
+            return _put_first(temporary, path)
         os.replace(temporary, path)
         temporary = None
         _sync_folder(path.parent)
+        return True
     except OSError as error:
         raise explain_os_error(error, path) from None
     finally:
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+def _put_first(temporary: str, path: Path) -> bool:
+    """Give a file its name where nothing has that name: of two processes that try, one succeeds."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        if path.exists():  # this file system has no links: all that can be done is to look first
+            return False
+        os.replace(temporary, path)
+    _sync_folder(path.parent)
+    return True
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -128,7 +156,23 @@ def explain_os_error(error: OSError, path: str | Path) -> RunError:
         return RunError("this name is too long", where=where[:80] + " …", mend="choose a shorter one")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return RunError("this may not be written", where=where, mend="choose a folder you may write to")
+    if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
+        explained = _explain_place(Path(path))
+        if explained is not None:
+            return explained
     return RunError(f"this cannot be written: {error.strerror or error}", where=where, mend="choose another folder")
+
+
+def _explain_place(path: Path) -> RunError | None:
+    """What is in the way of a folder: a link that leads nowhere, or a file, at `path` or above it."""
+    for place in (path, *path.parents):
+        if place.is_symlink() and not place.exists():
+            target = place.parent / os.readlink(place)
+            what = f"this is a link to {target}, which is not there"
+            return RunError(what, where=str(place), mend="make that folder, remove the link, or choose another folder")
+        if place.is_file():
+            return RunError("this is a file, not a folder", where=str(place), mend="choose another folder")
+    return None
 
 
 def _target(link: Path) -> Path:

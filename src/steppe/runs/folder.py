@@ -166,33 +166,46 @@ class Run:
 def create_run(path: str | Path, config: RunConfig) -> Run:
     """Open the run folder at `path`, making it where there is none.
 
+    Of several processes that do so at the same moment one makes it; the others are in its folder.
+
     Raises:
         RunError: the folder holds a run of another configuration, or something that is no run.
     """
     path = Path(path)
+    if not _is_run(path):
+        _begin(path, config)
+    run = Run(path)
+    there = run.config
+    if there.hash != config.hash:
+        different = ", ".join(_differences(there.model_dump(), config.model_dump()))
+        mend = "choose another folder with --out, or leave --out away: each configuration has a folder of its own"
+        raise RunError(f"this folder belongs to another configuration: {different}", where=str(path), mend=mend)
+    return run
+
+
+def _is_run(path: Path) -> bool:
     try:
-        exists = (path / "config.toml").exists()
-        foreign = path.is_dir() and any(p.name != ".lock" and not p.name.endswith(".tmp") for p in path.iterdir())
-        if path.exists() and not path.is_dir():
-            raise RunError("this is a file, not a folder", where=str(path), mend="choose another with --out")
+        return (path / "config.toml").exists()
     except OSError as error:
         raise explain_os_error(error, path) from None
-    if exists:
-        run = Run(path)
-        if run.config.hash != config.hash:
-            different = ", ".join(_differences(run.config.model_dump(), config.model_dump()))
-            mend = "choose another folder with --out, or leave --out away: each configuration has a folder of its own"
-            raise RunError(f"this folder belongs to another configuration: {different}", where=str(path), mend=mend)
-        return run
-    if foreign:
+
+
+def _begin(path: Path, config: RunConfig) -> None:
+    """Write the configuration into a folder that is empty or not there, unless another process is faster."""
+    try:
+        if path.exists() and not path.is_dir():
+            raise RunError("this is a file, not a folder", where=str(path), mend="choose another with --out")
+        foreign = path.is_dir() and any(p.name != ".lock" and not p.name.endswith(".tmp") for p in path.iterdir())
+    except OSError as error:
+        raise explain_os_error(error, path) from None
+    if foreign and not _is_run(path):
         raise RunError("this folder is not empty and holds no run", where=str(path), mend="choose another with --out")
     try:
-        write_atomically(path / "config.toml", dump_toml(config))
+        write_atomically(path / "config.toml", dump_toml(config), replace=False)
     except RunError:
-        if not (path / "config.toml").is_file():
+        if not _is_run(path):
             raise
-        return create_run(path, config)  # another process was faster, and cleared our unfinished file away
-    return Run(path)
+        # another process was faster, and cleared our unfinished file away
 
 
 def find_runs(paths: list[str] | list[Path], skipped: list[str] | None = None) -> list[Run]:

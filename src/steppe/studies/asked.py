@@ -20,8 +20,9 @@ from steppe.evaluate.measures import MEASURES as OF_THE_TEST_SET
 from steppe.geometry.measures import MEASURES as OF_THE_WEIGHTS
 from steppe.measuring import Measure
 from steppe.measuring.values import allowed_of, check_value
-from steppe.runs import Run, write_json
+from steppe.runs import Run, find_result, write_json
 from steppe.studies.measured import add_results, settings_of
+from steppe.studies.measures import Own
 from steppe.studies.subjects import Subject
 
 TABLES: dict[str, Mapping[str, Measure]] = {"geometry": OF_THE_WEIGHTS, "robustness": OF_THE_TEST_SET}
@@ -55,6 +56,21 @@ def check_asked(measure: MeasureConfig, where: str) -> None:
                 check_value(value, allowed_of(defaults[key], may.get(key)), f"{place}.{key}")
 
 
+def own_settings(measure: MeasureConfig) -> Own:
+    """With which settings a study's figures are made, for reading them among others of the same folder.
+
+    Args:
+        measure: what the study measures.
+    """
+    asked = {**measure.asked, "geometry": {**measure.asked["geometry"], "noise": measure.noise}}
+    found: dict[tuple[str, str], tuple[dict[str, Any], Mapping[str, Any]]] = {}
+    for file, some in asked.items():
+        for name, changes in some.items():
+            kind = TABLES[file][name]
+            found[file, kind.key or name] = settings_of(kind, changes), kind.defaults
+    return found
+
+
 def add_asked(subject: Subject, measure: MeasureConfig, data_root: Path) -> None:
     """Make the measures that are not there yet.
 
@@ -86,9 +102,8 @@ def has_asked(run: Run, measure: MeasureConfig) -> bool:
         known = run.read_or_empty(f"{file}.json") if some else {}
         for name, changes in some.items():
             table = TABLES[file][name]
-            found = known.get(table.key or name)
-            made = isinstance(found, dict) and found.get("settings") == settings_of(table, changes)
-            if not made and left_out.get(name, {}).get("asked") != changes:
+            made = find_result(known, table.key or name, settings_of(table, changes), table.defaults)
+            if made is None and left_out.get(name, {}).get("asked") != changes:
                 return False
     return True
 

@@ -5,6 +5,9 @@ differences: what the runs of a seed share (splits, first weights, the order of 
 none in common, the spread of each measure is carried through to the difference to first order, with the degrees of
 freedom of Welch and Satterthwaite. With one seed nothing can be said of chance, and the claim stays undecided.
 
+A few test images give few different accuracies, and seeds that happen to give the same difference do not show how far
+another would be off: an ordering of accuracies that has no spread at all stays undecided too.
+
 Many claims are many chances to be wrong: of twenty true ones, one is expected outside its interval.
 """
 
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from scipy.stats import t as student
 
 from steppe.config.claims import Claim, Expression, Measure, Number
-from steppe.studies.measures import is_exact
+from steppe.studies.measures import is_exact, is_share
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 NOT_MEASURED, NOT_HERE = "not measured yet", "not at this scale"
@@ -69,6 +72,8 @@ def _judge(claim: Claim, values: Mapping[Measure, Seeds]) -> Verdict:
     if len(common) > 1:
         each = [difference({**means, **{m: seeds[seed] for m, seeds in chancy.items()}}) for seed in common]
         middle, error = statistics.fmean(each), statistics.stdev(each) / math.sqrt(len(each))
+        if _vanishes(error, middle) and _unknown_spread(claim, chancy):
+            return Verdict(UNDECIDED, "all seeds give the same difference", middle, middle, middle, len(each), True)
         half = error * student.ppf((1 + LEVEL) / 2, len(each) - 1)
         return _decide(claim, middle, middle - half, middle + half, seeds=len(each), paired=True)
     middle = difference(means)
@@ -76,7 +81,19 @@ def _judge(claim: Claim, values: Mapping[Measure, Seeds]) -> Verdict:
         return Verdict(UNDECIDED, "not enough seeds to say", middle, seeds=1)
     half = _carried_error(difference, means, chancy)
     seeds = min(len(some) for some in chancy.values())
+    if _vanishes(half, middle) and _unknown_spread(claim, chancy):
+        return Verdict(UNDECIDED, "all seeds give the same difference", middle, middle, middle, seeds)
     return _decide(claim, middle, middle - half, middle + half, seeds=seeds)
+
+
+def _vanishes(error: float, middle: float) -> bool:
+    """Whether an error is rounding alone."""
+    return error <= 1e-12 * max(1.0, abs(middle))
+
+
+def _unknown_spread(claim: Claim, chancy: Mapping[Measure, Seeds]) -> bool:
+    """Whether no spread at all is likely to be chance: for an ordering of shares of images."""
+    return claim.sign != "=" and any(is_share(measure.name) for measure in chancy)
 
 
 def _carried_error(

@@ -11,7 +11,7 @@ import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from steppe.config import PlannedRun, StudyConfig
 from steppe.config.claims import Measure, parse_claim, pick_cells
 from steppe.errors import RunError
 from steppe.runs import Run, write_atomically, write_json
+from steppe.studies.asked import own_settings
 from steppe.studies.claims import NOT_HERE, NOT_MEASURED, Seeds, Verdict, judge
-from steppe.studies.measures import Value, read_measure
+from steppe.studies.measures import Own, Value, has_converged, read_measure
 from steppe.studies.published import UNITS, Published
 
 
@@ -88,7 +89,7 @@ def compare_study(
     Raises:
         RunError: there is no run of the study in the folder.
     """
-    found = _Found(planned, Path(folder))
+    found = _Found(planned, Path(folder), own_settings(study.measure))
     if not found.runs:
         command = f"steppe study run {study.name}" + (f" --scale {study.default_scale}" if study.default_scale else "")
         raise RunError("there is no run of this study here", where=str(folder), mend=f"run it first: `{command}`")
@@ -129,8 +130,8 @@ _CSV = (
 class _Found:
     """The runs that are there, by cell and seed."""
 
-    def __init__(self, planned: Sequence[PlannedRun], folder: Path) -> None:
-        self.planned = planned
+    def __init__(self, planned: Sequence[PlannedRun], folder: Path, own: Own) -> None:
+        self.planned, self.own = planned, own
         self.cells = list({tuple(p.labels.items()): p.labels for p in planned}.values())
         paths = {p.config.run_id: folder / p.config.run_id for p in planned}
         self.runs = {name: Run(path) for name, path in paths.items() if (path / "config.toml").is_file()}
@@ -160,8 +161,13 @@ class _Found:
         run_id = planned.config.run_id
         if (run_id, name) not in self._known:
             run = self.runs.get(run_id)
-            self._known[run_id, name] = read_measure(run, name) if run else None
+            self._known[run_id, name] = read_measure(run, name, self.own) if run else None
         return self._known[run_id, name]
+
+    def doubtful(self, measure: Measure) -> int:
+        """How many of the runs a measure means have an eigenvalue there that did not converge."""
+        runs = [self.runs.get(p.config.run_id) for cell in self.members(measure) for p in cell]
+        return sum(run is not None and not has_converged(run, measure.name, self.own) for run in runs)
 
     def numbers(self, measure: Measure) -> Seeds:
         """Seed -> value; of several cells their average, for the seeds that all of them have."""
@@ -203,7 +209,12 @@ def _judge_claim(text: str, found: _Found) -> Verdict:
     missing = [str(measure) for measure, seeds in values.items() if not seeds]
     if missing:
         return Verdict(NOT_MEASURED, f"missing: {'; '.join(missing)}")
-    return judge(claim, values)
+    verdict = judge(claim, values)
+    doubtful = sum(found.doubtful(measure) for measure in claim.measures)
+    if doubtful:
+        remark = f"{doubtful} of its eigenvalues had not converged"
+        verdict = replace(verdict, reason=f"{verdict.reason}; {remark}" if verdict.reason else remark)
+    return verdict
 
 
 def _as_json(comparison: StudyComparison) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def measure_cost(
         ).to(place)
         if place.type == "cuda":
             model = model.to(memory_format=torch.channels_last)
-        with torch.backends.cudnn.flags(benchmark=True, deterministic=False, allow_tf32=True):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True):
             return {
                 "parameters": cost.count_parameters(model),
                 "trained_parameters": cost.count_parameters(model, trained=True),

@@ -7,6 +7,7 @@ far lies in `<file>.partial.json` until it is done.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -67,13 +68,16 @@ def add_results(
     path = subject.folder / file
     unfinished = path.with_suffix(".partial.json")
     with locked(subject.folder, "run"):
-        results, parts = _read(path), _read(unfinished)
+        say = partial(_say, notify, file)
+        results, parts = _read(path, say), _read(unfinished, say)
         for name, measure in chosen.items():
             key = measure.key or name
             values = settings_of(measure, (changes or {}).get(name, {}), quick=quick)
             if other is not None and name in ("between", "attacks"):
                 values["with"] = other[0]
             there = find_result(results, key, values, measure.defaults)
+            if measure.of_training and not strict and name not in (changes or {}):
+                there = _whole(results.get(key)) or there
             if there is not None and not again:
                 if there is not results.get(key):  # the last one asked for stands in front
                     results = put_result(results, key, there, measure.defaults)
@@ -82,7 +86,7 @@ def add_results(
                 continue
             notify("start", name, {"about": measure.about})
             before = find_result(parts, key, values, measure.defaults) or {}
-            keeper = _Keeper(unfinished, key, values)
+            keeper = _Keeper(unfinished, key, values, say)
             settings = Settings(
                 values,
                 device=subject.device,
@@ -113,7 +117,7 @@ def add_results(
             if there is None:
                 _say_what_stays(measure, results.get(key), values, partial(_say, notify, name))
             result = {**_jsonable(found), "settings": values, "made_on": made_on}
-            results = put_result(_read(path), key, result, measure.defaults)
+            results = put_result(_read(path, say), key, result, measure.defaults)
             write_json(path, results)
             keeper.forget()
             notify("done", name, {**results[key], "time_s": time.monotonic() - began})
@@ -127,6 +131,11 @@ def _precision(found: Mapping[str, Any], model: nn.Module) -> str:
     return stated or str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
+def _whole(result: Any) -> dict[str, Any] | None:
+    """A result that says what it found and with which settings; None where it is damaged."""
+    return result if isinstance(result, dict) and "mean" in result and "settings" in result else None
+
+
 def _say_what_stays(measure: Measure, old: Any, values: dict[str, Any], say: Callable[[str], None]) -> None:
     """Tell that a figure of other settings is not lost."""
     if isinstance(old, dict) and isinstance(before := old.get("settings"), dict):
@@ -138,19 +147,19 @@ def _say_what_stays(measure: Measure, old: Any, values: dict[str, Any], say: Cal
 class _Keeper:
     """Writes what a measure has found so far, now and then."""
 
-    def __init__(self, path: Path, key: str, values: dict[str, Any]) -> None:
-        self.path, self.key, self.values = path, key, values
+    def __init__(self, path: Path, key: str, values: dict[str, Any], say: Callable[[str], None]) -> None:
+        self.path, self.key, self.values, self.say = path, key, values, say
         self.written = -math.inf
 
     def __call__(self, found: Any) -> None:
         if time.monotonic() - self.written < _EVERY_S:
             return
         entry = {"settings": self.values, "found": _jsonable(found)}
-        write_json(self.path, put_result(_read(self.path), self.key, entry))
+        write_json(self.path, put_result(_read(self.path, self.say), self.key, entry))
         self.written = time.monotonic()
 
     def forget(self) -> None:
-        left = drop_result(_read(self.path), self.key, self.values)
+        left = drop_result(_read(self.path, self.say), self.key, self.values)
         if left:
             write_json(self.path, left)
         else:
@@ -170,13 +179,18 @@ def settings_of(measure: Measure, changes: Mapping[str, Any], *, quick: bool = F
     return json.loads(json.dumps({**measure.defaults, **(measure.quick if quick else {}), **changes}))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read what can be computed again; empty where it is missing or damaged."""
+def _read(path: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Read what was measured before; what is damaged is set aside under another name, not written over."""
     try:
         value = read_json(path) if path.exists() else {}
     except SteppeError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        value = None
+    if isinstance(value, dict):
+        return value
+    aside = next(p for n in itertools.count(1) if not (p := path.with_suffix(f".damaged-{n}.json")).exists())
+    path.rename(aside)
+    say(f"{path.name} is damaged; it is kept as {aside.name}, and what it held is measured anew as it is asked for")
+    return {}
 
 
 def _jsonable(value: Any) -> Any:

@@ -15,9 +15,12 @@ from typing import Any
 
 from steppe.config import RunConfig, leaves
 from steppe.errors import RunError, nearest
-from steppe.runs import Run
+from steppe.runs import Run, find_result
 
 Value = float | str
+
+Own = Mapping[tuple[str, str], tuple[dict[str, Any], Mapping[str, Any]]]
+"""(file, measure) -> the settings a study has it measured with, and the measure's defaults."""
 
 SHORT: dict[str, str] = {
     "test_accuracy": "summary.test.accuracy",
@@ -67,6 +70,11 @@ def is_exact(name: str) -> bool:
     return name.removeprefix("cost.") in _COUNTED or name.startswith(("config.", "data."))
 
 
+def is_share(name: str) -> bool:
+    """Whether a measure is a share of images, which takes few values where there are few of them."""
+    return "accuracy" in name or name.startswith("robustness.") or name == "missing_rate"
+
+
 def check_name(name: str) -> str | None:
     """Why a name can be no measure, or None where it can."""
     known = measure_names()
@@ -85,10 +93,16 @@ def check_name(name: str) -> str | None:
     return None
 
 
-def read_measure(run: Run, name: str) -> Value | None:
-    """Read a measure of a run; None where it is not there, or the run has not finished."""
+def read_measure(run: Run, name: str, own: Own | None = None) -> Value | None:
+    """Read a measure of a run; None where it is not there, or the run has not finished.
+
+    Args:
+        run: whose folder to look in.
+        name: a short name or a dotted path.
+        own: which settings count, where a folder has figures of several; by default those measured last.
+    """
     if name in _DERIVED:
-        minuend, subtrahend = (read_measure(run, part) for part in _DERIVED[name])
+        minuend, subtrahend = (read_measure(run, part, own) for part in _DERIVED[name])
         known = isinstance(minuend, float) and isinstance(subtrahend, float)
         return minuend - subtrahend if known else None  # type: ignore[operator]
     first, _, rest = SHORT.get(name, name).partition(".")
@@ -99,9 +113,31 @@ def read_measure(run: Run, name: str) -> Value | None:
             return None
         if first == "metrics":
             return _of_epoch(run.metrics(), rest)
-        return _plain(_dig(run.read(f"{first}.json"), rest))
+        return _plain(_dig(_with_own(run.read(f"{first}.json"), first, own or {}), rest))
     except RunError:
         return None
+
+
+def has_converged(run: Run, name: str, own: Own | None = None) -> bool:
+    """Whether a measure of a run is one to rely on: an eigenvalue may not have converged.
+
+    Args:
+        run: whose folder to look in.
+        name: as of `read_measure`.
+        own: as of `read_measure`.
+    """
+    path = SHORT.get(name, name)
+    beside = f"{path.removesuffix('.value')}.converged"
+    return not path.endswith(".value") or read_measure(run, beside, own) != "false"
+
+
+def _with_own(results: dict[str, Any], file: str, own: Own) -> dict[str, Any]:
+    """The results with those in front that have a study's own settings; a measure without such a one is not there."""
+    found = dict(results)
+    for (place, key), (settings, defaults) in own.items():
+        if place == file and key in results:
+            found[key] = find_result(results, key, settings, defaults)
+    return found
 
 
 def _of_epoch(records: list[dict[str, Any]], path: str) -> Value | None:

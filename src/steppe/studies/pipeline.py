@@ -6,7 +6,7 @@ from pathlib import Path
 
 from steppe import cost, data, models
 from steppe.config import MeasureConfig, RunConfig
-from steppe.data import Dataset, Keeping
+from steppe.data import Dataset, Keeping, as_learned
 from steppe.data.sources import Progress
 from steppe.geometry.measures import MEASURES
 from steppe.measuring import trained_loss
@@ -106,6 +106,7 @@ def add_measures(
     data_root: str | Path | None = None,
 ) -> None:
     """Add `cost.json`, `geometry.json` and what else is asked for; what is there with the same settings stays."""
+    dataset = as_learned(dataset, run.read_or_empty("data.json"))
     if not _has_basics(run, measure):
         _add_basics(run, dataset, measure, device)
     if not has_asked(run, measure):

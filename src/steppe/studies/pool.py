@@ -59,8 +59,9 @@ def run_study(
         out: the study's folder; every run has a folder of its own in it.
         data_root: where named data sets live.
         device: by default the GPU where there is one.
-        workers: how many runs at a time; by default one on a GPU, else one a core. How many threads a run computes
-            with is settled when the folder is made, and stays: sums, and so the last digits, depend on it.
+        workers: how many runs at a time; by default one a GPU, where slots take the GPUs in turn, else one a core. How
+            many threads a run computes with is settled when the folder is made, and stays: sums, and so the last
+            digits, depend on it.
         notify: told about progress; may be called from several threads, one call at a time.
         keeping: where the images are kept, and how each worker reads them.
         track: trackers of every run, by name; see `steppe.runs.TRACKERS`.
@@ -159,11 +160,24 @@ def describe(study: StudyConfig, planned: list[PlannedRun]) -> dict[str, Any]:
 
 
 def default_workers(device: str | None) -> int:
-    """One run at a time on a GPU, one a core on the CPU."""
+    """One run at a time on each GPU, one a core on the CPU."""
     import torch
 
     on_gpu = torch.cuda.is_available() if device is None else not device.startswith("cpu")
-    return 1 if on_gpu else available_cores()
+    if not on_gpu:
+        return available_cores()
+    return max(1, torch.cuda.device_count()) if device in (None, "cuda") else 1
+
+
+def device_of_slot(device: str | None, number: int, gpus: int) -> str | None:
+    """Where a slot's runs compute: of several GPUs, unless one is named, each slot takes the next.
+
+    Args:
+        device: as asked for.
+        number: of the slot, from 0.
+        gpus: how many there are.
+    """
+    return f"cuda:{number % gpus}" if device in (None, "cuda") and gpus > 1 else device
 
 
 def threads_for(workers: int) -> int:
@@ -175,6 +189,12 @@ def is_complete(out: Path, planned: PlannedRun, study: StudyConfig) -> bool:
     """Whether a planned run is finished and measured as the study asks."""
     path = out / planned.config.run_id
     return (path / "config.toml").exists() and has_measures(Run(path), study.measure)
+
+
+def _count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 class _Shared:
@@ -221,6 +241,7 @@ class _Slot:
 
     def __init__(self, shared: _Shared, number: int) -> None:
         self.shared, self.number = shared, number
+        self.device = device_of_slot(shared.place["device"], number, _count_gpus())
         self.log = shared.out / f"worker-{number}.log"
 
     def work(self) -> None:
@@ -259,6 +280,7 @@ class _Slot:
             "config": run.config.model_dump(mode="json"),
             "out": str(self.shared.out / run.config.run_id),
             **self.shared.place,
+            "device": self.device,
             "measure": self.shared.study.measure.model_dump(mode="json"),
             "command": sys.argv,
         }

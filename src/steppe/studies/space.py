@@ -18,6 +18,7 @@ from steppe import models
 from steppe.config import DataConfig, ModelConfig, RunConfig, parse
 from steppe.data import Dataset
 from steppe.errors import ConfigError
+from steppe.studies.starts import starts_for
 
 SCRATCH = "scratch"
 
@@ -154,21 +155,18 @@ def to_config(point: dict[str, Any], space: Space, *, data: dict[str, Any], seed
 
 
 def recommended(space: Space) -> list[dict[str, Any]]:
-    """Where a search begins: for each family what our results and its authors recommend, the surest first.
-
-    In short runs the plain optimizer leads (docs/experiments.md), so it comes first for every family; then the second
-    gradient on a quarter of the batch, and a default run.
-    """
-    first = {name.split("_")[0].rstrip("0123456789"): name for name in reversed(space.models)}
-    convolutional = [first[family] for family in ("resnet", "wrn") if family in first]
-    others = [name for family, name in first.items() if name not in convolutional]
+    """Where a search begins: the lines of the table in `starts` that suit the models, pretrained ones first."""
+    batch = min(space.batch_sizes, key=lambda size: abs(size - 64))
     out: list[dict[str, Any]] = []
     for mode in reversed(space.modes):
-        out += [_sgd(space, name, mode) for name in convolutional]
-        out += [_adamw(space, name, mode, lr=3e-3) for name in convolutional[:1]]
-        out += [_adamw(space, name, mode) for name in others]
-        out += [_sgd(space, name, mode, method="sam_quarter", rho_sam=0.05) for name in convolutional[:1]]
-        out += [_adamw(space, name, mode, method="sam_quarter", rho_sam=0.05) for name in others[:1]]
+        for model, start in starts_for(space.models, mode):
+            numbers = {"lr": start.lr, "weight_decay": start.weight_decay}
+            point: dict[str, Any] = {"model": model, "mode": mode, "optimizer": start.optimizer}
+            point |= {f"{start.optimizer}_{key}": value for key, value in numbers.items()}
+            point |= {"method": start.method, "schedule": "cosine", "warmup": start.warmup}
+            if start.rho is not None:
+                point[f"rho_{METHODS[start.method][0]}"] = start.rho
+            out.append(point | {"batch_size": batch, "augment": "none"})
     return out
 
 
@@ -255,21 +253,6 @@ def _time_epoch(config: ModelConfig, dataset: Dataset, device: torch.device) -> 
             torch.cuda.synchronize()
         taken = time.perf_counter() - began
     return taken * len(dataset.train) / batch
-
-
-def _sgd(space: Space, model: str, mode: str, **changes: Any) -> dict[str, Any]:
-    lr = 0.1 if mode == SCRATCH else 0.01
-    return _point(space, model, mode, optimizer="sgd", sgd_lr=lr, sgd_weight_decay=5e-4, warmup=0.1, **changes)
-
-
-def _adamw(space: Space, model: str, mode: str, lr: float = 1e-3, **changes: Any) -> dict[str, Any]:
-    return _point(space, model, mode, optimizer="adamw", adamw_lr=lr, adamw_weight_decay=0.05, **changes)
-
-
-def _point(space: Space, model: str, mode: str, **values: Any) -> dict[str, Any]:
-    batch = min(space.batch_sizes, key=lambda size: abs(size - 64))
-    point = {"method": "base", "schedule": "cosine", "warmup": 0.0, "batch_size": batch, "augment": "none"}
-    return {"model": model, "mode": mode, **point, **values}
 
 
 def _short(value: float) -> float:

@@ -15,7 +15,7 @@ from torch import nn
 
 from steppe import data, models
 from steppe.config import DataConfig, ModelConfig, RunConfig
-from steppe.data import Dataset, Keeping
+from steppe.data import Dataset, Keeping, as_learned, is_learned
 from steppe.data.sources import Progress
 from steppe.errors import ConfigError, DataError, RunError, SteppeError
 from steppe.measuring import CROSS_ENTROPY, Loss, check_finite, trained_loss
@@ -46,6 +46,7 @@ def open_run(
     device: str | None = None,
     progress: Progress | None = None,
     dataset: Dataset | None = None,
+    keeping: Keeping | None = None,
 ) -> Subject:
     """Open a run folder for measuring: its final weights on the data it learned.
 
@@ -55,6 +56,7 @@ def open_run(
         device: by default the GPU where there is one.
         progress: told how a slow reading of the data goes.
         dataset: the run's data, if they are loaded already.
+        keeping: where the images are kept otherwise.
 
     Raises:
         RunError: there is no such run, or it has no weights.
@@ -66,8 +68,7 @@ def open_run(
     if not run.weights.is_file():
         raise without_weights(run)
     place = pick_device(device)
-    dataset = dataset or load_learned(run, data_root, progress)
-    _check_learned(run, dataset)
+    dataset = load_learned(run, data_root, progress, keeping) if dataset is None else _recognise(run, dataset)
     model = load_model(run, dataset).to(place)
     check_finite(model, str(run.weights))
     fresh = partial(_fresh, config, dataset, place)
@@ -84,6 +85,7 @@ def open_model(
     data_root: str | Path | None = None,
     device: str | None = None,
     progress: Progress | None = None,
+    keeping: Keeping | None = None,
 ) -> Subject:
     """Open any model with weights from elsewhere for measuring; the results go to a folder of their own.
 
@@ -98,6 +100,7 @@ def open_model(
         data_root: where named data sets live.
         device: by default the GPU where there is one.
         progress: told how a slow reading of the data goes.
+        keeping: where the images are kept.
     """
     place = pick_device(device)
     folder = Path(folder)
@@ -108,10 +111,15 @@ def open_model(
     if folder.is_dir() and any(folder.iterdir()) and {key: known.get(key) for key in about} != about:
         what = "this folder holds something else than results of this model, these weights and data"
         raise RunError(what, where=str(folder), mend="choose another with --out")
-    digest = models.weights_sha256(weights)
-    _check_same(f"the weights {weights}", folder, known.get("weights_sha256"), digest)
-    dataset = _load_as(known.get("fingerprint"), DataConfig(name=data_name, image_size=image_size), data_root, progress)
-    _check_same(f"the data {data_name!r}", folder, known.get("fingerprint"), dataset.fingerprint)
+    digest, images = models.weights_sha256(weights), known.get("images")
+    images = images if isinstance(images, dict) else {}
+    if known.get("weights_sha256") not in (None, digest):
+        raise _changed(folder, f"the weights {weights}")
+    dataset = data.load(DataConfig(name=data_name, image_size=image_size), data_root, progress, keeping=keeping)
+    if not is_learned(dataset, images):
+        raise _changed(folder, f"the data {data_name!r}")
+    dataset = as_learned(dataset, images)
+    known = {**about, "weights_sha256": digest, "images": images or dataset.describe()}
     config = ModelConfig(name=name, mode="finetune", weights=weights)
     size, classes = dataset.image_size, len(dataset.classes)
     model = models.build(config, image_size=size, channels=dataset.channels, classes=classes, load=False)
@@ -128,43 +136,36 @@ def open_model(
     statistics = _statistics_of(name, weights, dataset.channels)
     if statistics is not None:
         dataset = replace(dataset, mean=statistics[0], std=statistics[1])
-    write_json(folder / "subject.json", {**about, "weights_sha256": digest, "fingerprint": dataset.fingerprint})
+    write_json(folder / "subject.json", known)
     return Subject(folder, model.eval().to(place), dataset, CROSS_ENTROPY, place)
 
 
-def load_learned(run: Run, data_root: str | Path | None = None, progress: Progress | None = None) -> Dataset:
-    """Load the data a run learned from.
-
-    The fingerprint of images in memory is one of their pixels, that of images on the disk one of their files. A run
-    that streamed its images is recognised by the second.
+def load_learned(
+    run: Run,
+    data_root: str | Path | None = None,
+    progress: Progress | None = None,
+    keeping: Keeping | None = None,
+) -> Dataset:
+    """Load the data a run learned from, normalised as it did.
 
     Args:
         run: the run.
         data_root: where named data sets live.
         progress: told how a slow reading goes.
+        keeping: where the images are kept.
 
     Raises:
         DataError: they are not there, or are others.
     """
-    learned = run.read_or_empty("data.json").get("fingerprint")
-    dataset = _load_as(learned, run.config.data, data_root, progress)
-    _check_learned(run, dataset)
-    return dataset
+    return _recognise(run, data.load(run.config.data, data_root, progress, keeping=keeping))
 
 
-def _load_as(fingerprint: object, config: DataConfig, root: str | Path | None, progress: Progress | None) -> Dataset:
-    """Load data, streamed if that is how they have this fingerprint."""
-    dataset = data.load(config, root, progress)
-    if fingerprint and fingerprint != dataset.fingerprint and dataset.train.in_memory:
-        return data.load(config, root, progress, keeping=Keeping("stream"))
-    return dataset
-
-
-def _check_learned(run: Run, dataset: Dataset) -> None:
-    learned = run.read_or_empty("data.json").get("fingerprint")
-    if learned and learned != dataset.fingerprint:
+def _recognise(run: Run, dataset: Dataset) -> Dataset:
+    about = run.read_or_empty("data.json")
+    if not is_learned(dataset, about):
         mend = "point --data-root at the data it was trained on"
         raise DataError("these are not the data the run learned from", where=str(run.path), mend=mend)
+    return as_learned(dataset, about)
 
 
 def load_model(run: Run, dataset: Dataset) -> nn.Module:
@@ -198,14 +199,10 @@ def _known(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _check_same(what: str, folder: Path, before: object, now: str | None) -> None:
-    """Refuse to add to figures of other weights or data under the same name.
-
-    A folder from before digests were kept takes them as they are now.
-    """
-    if before is not None and before != now:
-        mend = "choose another folder with --out, or bring back what was measured"
-        raise RunError(f"{what} have changed since they were measured here", where=str(folder), mend=mend)
+def _changed(folder: Path, what: str) -> RunError:
+    """Weights or data that are others now, under the same name: their figures are not to be mixed."""
+    mend = "choose another folder with --out, or bring back what was measured"
+    return RunError(f"{what} have changed since they were measured here", where=str(folder), mend=mend)
 
 
 def _fresh(config: RunConfig, dataset: Dataset, device: torch.device) -> nn.Module:

@@ -15,7 +15,7 @@ import torch
 from steppe import models
 from steppe.config import RunConfig
 from steppe.cost import EnergyMeter
-from steppe.data import Dataset, Keeping
+from steppe.data import Dataset, Keeping, as_learned, is_learned
 from steppe.errors import Interrupted, RunError, TrainingError
 from steppe.runs import Observer, Run, Status, create_run
 from steppe.train.distributed import Ranks, SilentRun, join
@@ -63,6 +63,7 @@ def train(
         with ExitStack() as held:
             ranks.led(lambda: held.enter_context(_prepared(config, dataset, Path(out))))
             run = Run(out) if ranks.leads else SilentRun(out)
+            dataset = as_learned(dataset, run.read_or_empty("data.json"))
             if not ranks.any(not run.finished):
                 return run
             quick = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True)
@@ -203,7 +204,7 @@ def _check_data(run: Run, dataset: Dataset) -> None:
     before = run.read_or_empty("data.json")
     if not before:
         run.write("data.json", dataset.describe())
-    elif before.get("fingerprint") != dataset.fingerprint:
+    elif not is_learned(dataset, before):
         mend = "bring the old data back, or choose another folder with --out"
         raise RunError("the data is not what this run was made with", where=str(run.path), mend=mend)
 

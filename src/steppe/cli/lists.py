@@ -1,0 +1,97 @@
+"""`steppe env`, `models`, `minimizers` and `data`: what there is, as a table or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from steppe.cli.flags import flag_of
+from steppe.cli.place import DataRootOption
+from steppe.cli.show import JsonOption, console, print_json
+from steppe.config import MINIMIZER_DEFAULTS
+
+_DEVICE = "describe this one: cpu, cuda …  \\[default: the GPU where there is one]"
+
+
+def env(device: Annotated[str | None, typer.Option(help=_DEVICE)] = None, json: JsonOption = False) -> None:
+    """Print versions, device and threads: what a bug report needs."""
+    from steppe.train import describe_environment, pick_device
+
+    found = describe_environment(pick_device(device))
+    if json:
+        print_json(found)
+        return
+    table = Table(box=None, show_header=False)
+    for key, value in found.items():
+        pairs = value.items() if isinstance(value, dict) else [(key, value)]
+        for name, shown in pairs:
+            text = "–" if shown is None else " ".join(shown) if isinstance(shown, list) else str(shown)
+            table.add_row(Text(name), Text(text))
+    console.print(table)
+
+
+def models(
+    pattern: Annotated[str | None, typer.Argument(help="also list timm's models whose name has this in it")] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the models: ours for small images, and timm's by pattern."""
+    import timm
+
+    from steppe.errors import unknown_name
+    from steppe.models import SMALL_MODELS, model_names
+
+    rows = [(name, about) for name, (_, about) in SMALL_MODELS.items() if pattern is None or pattern in name]
+    if pattern:
+        found = timm.list_models(pattern if "*" in pattern else f"*{pattern}*")
+        rows += [(name, "timm") for name in found if name not in SMALL_MODELS]
+        if not rows:
+            raise unknown_name("model", pattern, model_names(), see="steppe models")
+    _print(("model", "what it is"), rows, json)
+    if not pattern and not json:
+        console.print(f"and {len(timm.list_models())} of timm's: `steppe models PATTERN` searches them")
+
+
+def minimizers(json: JsonOption = False) -> None:
+    """List the minimizers, what a step of each costs, and their flags."""
+    from steppe.minimizers import METHODS
+
+    rows: list[tuple[Any, ...]] = []
+    for name, method in METHODS.items():
+        flags = {flag_of(f"minimizer.{key}"): value for key, value in MINIMIZER_DEFAULTS[name].items()}
+        shown = flags if json else ", ".join(f"{flag} {value}" for flag, value in flags.items())
+        rows.append((name, method.cost, method.summary, shown))
+    _print(("minimizer", "cost", "what it is", "flags and their defaults"), rows, json)
+
+
+def data(data_root: DataRootOption = None, json: JsonOption = False) -> None:
+    """List the data sets, and what else can be learned from."""
+    from steppe.data import DATASETS, find_named
+    from steppe.data import data_root as root_of
+
+    root = root_of(data_root)
+    rows = [(name, named.about, find_named(name, root) or _absent(named, root)) for name, named in DATASETS.items()]
+    rows += [
+        ("FOLDER", "class sub-folders of images, with or without train/val/test above them", "any path"),
+        ("FILE.npz", "x_train, y_train (and x_val, y_val, x_test, y_test): uint8 images, labels", "any path"),
+    ]
+    _print(("data set", "what it is", "where"), rows, json)
+
+
+def _absent(named: Any, root: Path) -> str:
+    return f"not in {root}: {'downloaded on first use' if named.torchvision else 'bring ' + named.bring}"
+
+
+def _print(heads: Sequence[str], rows: Sequence[Sequence[Any]], json: bool) -> None:
+    """Print rows as a table, or as a list of objects with the heads as their keys."""
+    if json:
+        print_json([dict(zip(heads, row, strict=True)) for row in rows])
+        return
+    table = Table(*heads, box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)

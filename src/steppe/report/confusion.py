@@ -1,0 +1,101 @@
+"""Which classes a row's models take for which, and how often each class is recognised: the numbers behind the heat map.
+
+Counts of the runs of a row are added up, so a cell says how many test images of one class got the answer of another.
+Most cells are empty, so a label's line is written as answer, count, answer, count, …; where even that is too much
+for a page (a thousand classes in many rows), the rarest mistakes are left out and the page says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from steppe.report.numbers import number
+from steppe.report.record import Record
+from steppe.report.results import alike, results_of, short
+from steppe.report.sets import name_test_sets
+from steppe.report.table import Row, name_row, spread
+
+_MOST_CELLS = 150_000
+"""mistakes of all rows together: about a megabyte of the page"""
+
+
+def confusions(rows: Sequence[Row], groups: Sequence[Sequence[Record]]) -> dict[str, Any]:
+    """What the page draws of classes: `confusions`, one entry a row that has them, and the `class_names` of each.
+
+    Args:
+        rows: the summary.
+        groups: the runs of each row.
+    """
+    names: dict[tuple[str, ...], int] = {}
+    sets = name_test_sets(rows)
+    counted = {index: tables for index, group in enumerate(groups) if (tables := _tables(group))}
+    room = _MOST_CELLS // max(len(counted), 1)
+    out = []
+    for index, tables in counted.items():
+        total = np.sum(tables, axis=0)
+        stats = [spread([_recognised(table, label) for table in tables]) for label in range(len(total))]
+        lines, fewest = _lines(total, room)
+        out.append(
+            {
+                "row": index,
+                "name": name_row(rows[index], rows),
+                "set": sets[index],
+                "seeds": len(tables),
+                "classes": names.setdefault(_class_names(groups[index], len(total)), len(names)),
+                "sizes": total.sum(axis=1).tolist(),
+                "accuracy": [[short(stat.mean), short(stat.std)] for stat in stats],
+                "lines": lines,
+                "fewest": fewest,
+            }
+        )
+    return {"confusions": out, "class_names": [list(one) for one in names]}
+
+
+def _tables(group: Sequence[Record]) -> list[np.ndarray]:
+    """The confusion matrices of a row's runs, rows are labels; all of one size."""
+    found = [_table(results_of(record)["scores"].get("confusion")) for record in alike(group, "scores")]
+    tables = [table for table in found if table is not None]
+    return [table for table in tables if table.shape == tables[0].shape]
+
+
+def _table(lines: Any) -> np.ndarray | None:
+    """A matrix of counts, or None where this is none."""
+    if not isinstance(lines, list) or len(lines) < 2:
+        return None
+    if not all(isinstance(line, list) and len(line) == len(lines) for line in lines):
+        return None
+    counts = [number(value) for line in lines for value in line]
+    if any(count is None or count < 0 or count > 1e9 or count != int(count) for count in counts):
+        return None
+    return np.array(counts, dtype=np.int64).reshape(len(lines), len(lines))
+
+
+def _recognised(table: np.ndarray, label: int) -> float | None:
+    """The share of a class's images that got its name; None where it has no image."""
+    images = table[label].sum()
+    return float(table[label, label] / images) if images else None
+
+
+def _lines(total: np.ndarray, room: int) -> tuple[list[list[int]], int]:
+    """For each label its answers as answer, count, …; and the fewest images that a mistake needs to be listed."""
+    wrong = ~np.eye(len(total), dtype=bool)
+    counts = np.sort(total[wrong & (total > 0)])[::-1]
+    fewest = int(counts[room]) + 1 if len(counts) > room else 1
+    listed = (total >= fewest) | (~wrong & (total > 0))
+    lines = [
+        [int(value) for answer in np.flatnonzero(own) for value in (answer, line[answer])]
+        for line, own in zip(total, listed, strict=True)
+    ]
+    return lines, fewest
+
+
+def _class_names(group: Sequence[Record], count: int) -> tuple[str, ...]:
+    """The names in `data.json`, or numbers where it does not name so many."""
+    for record in group:
+        names = record.data.get("classes")
+        if isinstance(names, list) and len(names) == count:
+            return tuple(str(name)[:200] for name in names)
+    return tuple(map(str, range(count)))

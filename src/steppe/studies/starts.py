@@ -1,0 +1,121 @@
+"""Where a search begins: a table of settings that have proved themselves, each with its source.
+
+`steppe fit` tries these before it asks Optuna. A source is a folder of `results/`, a page with measured figures, a
+study of ours, or a paper's published setting. In short runs the plain optimizer leads (docs/experiments.md), so it
+comes first; then the second gradient, on a quarter of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONVOLUTION, PERCEPTRON, OTHER = "convolution", "perceptron", "other"
+_KINDS = {"resnet": CONVOLUTION, "wrn": CONVOLUTION, "mlp": PERCEPTRON}
+
+
+@dataclass(frozen=True)
+class Start:
+    """One line of the table.
+
+    Args:
+        kind: of the architecture: convolution, perceptron, or other (ViT, Swin, Mixer, hybrids).
+        modes: of training that it is for.
+        optimizer: the base optimizer.
+        lr: its peak learning rate.
+        weight_decay: of the base optimizer.
+        warmup: share of the budget.
+        source: where these numbers come from.
+        method: the minimizer, as the search names it.
+        rho: of the minimizer.
+        every: for every family of the kind; False: for the first alone.
+    """
+
+    kind: str
+    modes: tuple[str, ...]
+    optimizer: str
+    lr: float
+    weight_decay: float
+    warmup: float
+    source: str
+    method: str = "base"
+    rho: float | None = None
+    every: bool = True
+
+
+_SCRATCH, _PRETRAINED = ("scratch",), ("frozen", "finetune")
+
+STARTS: tuple[Start, ...] = (
+    Start(
+        *(CONVOLUTION, _SCRATCH, "sgd", 0.1, 5e-4, 0.1),
+        source="results/resnet18: 95.2 % on CIFAR-10, 78.7 % on CIFAR-100; the warm-up is that of studies/sharp-minima",
+    ),
+    Start(
+        *(CONVOLUTION, _SCRATCH, "adamw", 2e-3, 0.05, 0.1),
+        source="the quickstart (README): 97.8 ± 0.7 % on digits, 98.8 ± 0.6 % with twice the epochs",
+        every=False,
+    ),
+    Start(
+        *(OTHER, _SCRATCH, "adamw", 1e-3, 0.05, 0.05),
+        source="docs/experiments.md: 95.5 to 97.5 % on digits; Swin's published setting (arXiv:2103.14030)",
+    ),
+    Start(
+        *(PERCEPTRON, _SCRATCH, "adamw", 1e-2, 1e-3, 0.0),
+        source="results/rescaling: 95.9 ± 0.4 % on digits, with Adam and no decay",
+    ),
+    Start(
+        *(CONVOLUTION, _PRETRAINED, "sgd", 0.01, 1e-5, 0.0),
+        source="studies/transfer (tables 9 and 10 of arXiv:2106.01548): no decay, of which 1e-5 is the least searched",
+    ),
+    Start(
+        *(OTHER, ("frozen",), "adamw", 1e-3, 1e-2, 0.0),
+        source="studies/swin-finetune: its rate and decay for the head alone",
+    ),
+    Start(
+        *(OTHER, ("finetune",), "adamw", 3e-4, 1e-2, 0.0),
+        source="studies/swin-finetune: its decay; of the rates that are searched the nearest to its 2e-4",
+    ),
+    Start(
+        *(CONVOLUTION, _SCRATCH, "sgd", 0.1, 5e-4, 0.1),
+        source="results/resnet18: SAM 95.9 % against 95.2 % on CIFAR-10; a quarter: results/minimizer_step_h200.csv",
+        method="sam_quarter",
+        rho=0.05,
+        every=False,
+    ),
+    Start(
+        *(OTHER, _SCRATCH, "adamw", 1e-3, 0.05, 0.05),
+        source="as without SAM; ρ: SAM's own default (arXiv:2010.01412); a quarter: results/minimizer_step_h200.csv",
+        method="sam_quarter",
+        rho=0.05,
+        every=False,
+    ),
+)
+"""In the order in which they are tried."""
+
+
+def kind_of(model: str) -> str:
+    """The kind of a model by its name: resnet18, wrn_16_4 and the like are convolutions."""
+    return _KINDS.get(family_of(model), OTHER)
+
+
+def family_of(model: str) -> str:
+    """The first part of a model's name, without numbers."""
+    return model.split("_")[0].rstrip("0123456789")
+
+
+def starts_for(models: Sequence[str], mode: str) -> list[tuple[str, Start]]:
+    """The lines of the table that suit these models, each with the first model of every family it is for.
+
+    Args:
+        models: names, the first choice of a family before its others.
+        mode: of training.
+    """
+    first: dict[str, str] = {}
+    for name in models:
+        first.setdefault(family_of(name), name)
+    out = []
+    for start in STARTS:
+        if mode in start.modes:
+            suited = [name for name in first.values() if kind_of(name) == start.kind]
+            out += [(name, start) for name in (suited if start.every else suited[:1])]
+    return out
