@@ -33,23 +33,6 @@ def wide(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """A folder with runs of a ViT (two seeds) and of a ResNet."""
-    folder = tmp_path_factory.mktemp("made")
-    quick = ("--batch-size", 256, "--epochs", 1)
-    assert steppe("train", "--model", "vit_tiny_p2", *quick, "-o", folder / "vit") == 0
-    assert steppe("train", "--model", "vit_tiny_p2", *quick, "--seed", 1, "-o", folder / "vit1") == 0
-    assert steppe("train", "--model", "resnet_tiny", *quick, "-o", folder / "resnet") == 0
-    return folder
-
-
-@pytest.fixture
-def runs(made, tmp_path) -> Path:
-    shutil.copytree(made, tmp_path / "runs")
-    return tmp_path / "runs"
-
-
 SMALL = ("--quick", "--set", "landscape.points=4", "--set", "landscape.examples=20", "--set", "line.points=3")
 DRAWN = ("--only", "noise,line,landscape,between,attention")
 FEW = ("--quick", "--set", "corruptions.examples=8", "--set", "attacks.examples=16", "--set", "attacks.check=8")
@@ -269,13 +252,6 @@ def test_mistakes_exit_with_2_and_one_screen(spoil, arguments, said, runs, capsy
     assert len(err.splitlines()) < 6
 
 
-def test_nothing_to_measure(capsys):
-    assert steppe("evaluate") == 2
-    assert "nothing to measure" in capsys.readouterr().err
-    assert steppe("evaluate", "--list") == 0
-    assert "corruptions" in capsys.readouterr().out
-
-
 def test_the_list_says_what_settings_may_be(capsys):
     assert steppe("geometry", "--list") == 0
     out = capsys.readouterr().out
@@ -370,6 +346,27 @@ def test_a_killed_corruption_table_goes_on_and_ends_alike(runs):
     assert resumed["table"][first][0] == 123.0
     assert {**resumed["table"], first: right} == whole["table"]
     assert list(resumed["table"]) == list(whole["table"])
+    assert not partial.exists()
+
+
+def test_a_killed_eigenvalue_goes_on_with_the_next_part_and_ends_alike(runs):
+    arguments = ("--only", "lambda_max", "--quick", "--set", "lambda_max.parts=head,whole,attention,mlp,block1")
+    command = [sys.executable, "-m", "steppe", "geometry", str(runs / "vit"), *arguments]
+    partial = runs / "vit" / "geometry.partial.json"
+    kept = _kill_in_the_middle(command, partial)
+    parts = kept["lambda_max"]["found"]
+    assert "head" in parts
+    shutil.copytree(runs / "vit", runs / "whole")
+    (runs / "whole" / "geometry.partial.json").unlink()
+    right = parts["head"]["lambda_max"]["value"]
+    parts["head"]["lambda_max"]["value"] = 123.0  # a mark: what is kept is not measured again
+    partial.write_text(json.dumps(kept))
+    assert steppe("geometry", runs / "vit", *arguments) == 0
+    assert steppe("geometry", runs / "whole", *arguments) == 0
+    resumed, whole = (Run(runs / name).read("geometry.json")["lambda_max"] for name in ("vit", "whole"))
+    assert resumed["parts"]["head"]["lambda_max"]["value"] == 123.0
+    resumed["parts"]["head"]["lambda_max"]["value"] = right
+    assert resumed == whole
     assert not partial.exists()
 
 

@@ -86,3 +86,9 @@ def test_predicting_leaves_the_model_as_it_was():
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert torch.equal(model.conv.weight.grad, torch.ones_like(model.conv.weight))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_accuracies_of_classes_are_exact_shares():
+    labels = torch.zeros(12, dtype=torch.long)
+    answers = torch.tensor([0] * 11 + [1])
+    assert score(torch.nn.functional.one_hot(answers, 2).float(), labels)["per_class"] == [11 / 12, None]

@@ -6,7 +6,13 @@ import pytest
 import torch
 from oracle import make
 
-from steppe.geometry import measure_curvature, measure_sharpness, measure_tangent_kernel, measure_trace
+from steppe.geometry import (
+    measure_curvature,
+    measure_noise_loss,
+    measure_sharpness,
+    measure_tangent_kernel,
+    measure_trace,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -19,6 +25,7 @@ def test_the_device_does_not_change_a_figure(name):
         measure_trace(model, batches, probes=10)["parts"]["whole"]["mean"],
         measure_sharpness(model, batches, scaling="weights", steps=3)["value"],
         measure_tangent_kernel(model, batches, block=4)["kappa"],
+        measure_noise_loss(model, batches, sigma=0.1, draws=3)["mean"],
     )
     model.cuda()
     moved = [(x.cuda(), y.cuda()) for x, y in batches]
@@ -29,6 +36,7 @@ def test_the_device_does_not_change_a_figure(name):
         measure_trace(model, moved, probes=10)["parts"]["whole"]["mean"],
         measure_sharpness(model, moved, scaling="weights", steps=3)["value"],
         measure_tangent_kernel(model, moved, block=4)["kappa"],
+        measure_noise_loss(model, moved, sigma=0.1, draws=3)["mean"],
     )
     assert found["settings"]["device"] == "cuda"
     assert there == pytest.approx(here, rel=1e-4)

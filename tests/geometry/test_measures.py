@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,12 @@ from steppe import data
 from steppe.config import DataConfig, RunConfig
 from steppe.errors import ConfigError, MeasureError
 from steppe.geometry import ClassLoss, measure_curvature, measure_sharpness, trained_loss
+from steppe.geometry.curvature import top_eigenvectors
+from steppe.geometry.landscape import measure_line
 from steppe.geometry.measures import DIRECTIONS, MEASURES
-from steppe.measuring import Settings
+from steppe.geometry.norms import weight_norms
+from steppe.geometry.spectrum import measure_spectrum
+from steppe.measuring import Settings, loss_name
 from steppe.models import blocks
 from steppe.train import build_model
 
@@ -59,6 +64,57 @@ def test_the_parts_of_table_4(model, digits):
     assert {"whole", "embedding", "attention", "mlp", "head", "block1"} <= set(found["parts"])
 
 
+def _stopped(name, model, digits, **changes):
+    """A measurement, and what it had kept after each of its steps, as a file holds it."""
+    asked = settings(name, **changes)
+    kept: list[str] = []
+    asked.keep = lambda found: kept.append(json.dumps(found))
+    return MEASURES[name].function(model, digits, asked), [json.loads(text) for text in kept]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "steps"),
+    [
+        ("lambda_max", {"parts": "whole,block1,head"}, 3),
+        ("lambda_max", {"parts": "block1,head", "method": "power", "iterations": 5}, 2),
+        ("trace", {"parts": "whole,block1", "probes": 4}, 4),
+        ("spectrum", {"probes": 3, "steps": 4}, 3),
+    ],
+)
+def test_what_is_known_of_the_hessian_is_not_computed_again(model, digits, name, changes, steps):
+    whole, kept = _stopped(name, model, digits, **changes)
+    assert len(kept) == steps
+    counts = []
+    for known in (None, *kept):
+        asked = settings(name, **changes)
+        asked.known = known
+        products: list[int] = []
+        asked.tell = lambda done, total, products=products: products.append(done)
+        assert MEASURES[name].function(model, digits, asked) == whole, "to the bit"
+        counts.append(len(products))
+    assert sorted(set(counts), reverse=True) == counts, "the more is known, the less is left to do"
+    assert counts[-1] == 2, "the check of the products alone"
+
+
+def test_a_spectrum_that_drew_fresh_vectors_goes_on_alike():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 2, bias=False).double()
+    batches = [(torch.eye(2).double()[[0, 0]], torch.tensor([0, 1]))]  # half of the parameters change nothing
+    kept: list[str] = []
+    options = {"probes": 3, "steps": 4}
+    whole = measure_spectrum(model, batches, found_so_far=lambda found: kept.append(json.dumps(found)), **options)
+    first = json.loads(kept[0])
+    assert first[0]["fresh"] > 0
+    assert measure_spectrum(model, batches, known=first, **options) == whole
+
+
+def test_partial_figures_that_are_not_numbers_are_made_again(model, digits):
+    whole, kept = _stopped("trace", model, digits, parts="whole", probes=3)
+    asked = settings("trace", parts="whole", probes=3)
+    asked.known = {"whole": [None, *kept[1]["whole"][1:]]}
+    assert MEASURES["trace"].function(model, digits, asked) == whole
+
+
 def test_sharpness_under_every_scaling(model, digits):
     found = measured("sharpness", model, digits)
     asked = settings("sharpness")
@@ -67,6 +123,8 @@ def test_sharpness_under_every_scaling(model, digits):
     assert found["weights"]["first_order"] == pytest.approx(expected["value"], rel=1e-5)
     for scaling in ("none", "weights", "all", "layer"):
         assert found[scaling]["ascent"] > 0
+        assert found[scaling]["eta"] == (0.0 if scaling == "none" else 0.01)
+        assert found[scaling]["step_size"] == pytest.approx({"first_order": 1.0, "ascent": 2 / 3 + 0.1})
 
 
 def test_the_tangent_kernel_of_the_first_weights(model, digits):
@@ -117,8 +175,28 @@ def test_noise_on_the_loss_asked_for(model, digits):
     assert told == [(1, 2), (2, 2)]
 
 
+def test_noise_landscapes_and_attention_say_how_they_were_made(digits):
+    model = build_model(RunConfig.model_validate({"model": {"name": "vit_tiny_p2"}}), digits).eval()
+    noise = measured("noise", model, digits, noise_draws=2, noise_examples=20, seed=3)
+    how = {"examples": 20, "batch": 20, "batch_norm": "running", "precision": "float32", "device": "cpu", "seed": 3}
+    assert noise["how"] == {"loss": "cross-entropy", **how}
+    asked = settings("line", points=2, examples=40, loss="trained", batchnorm="reestimated")
+    asked.batch_size = 16
+    line = MEASURES["line"].function(model, digits, asked)["how"]
+    assert line == {
+        **how,
+        "loss": loss_name(asked.loss),
+        "examples": 40,
+        "batch": 16,
+        "batch_norm": "reestimated",
+        "seed": 0,
+    }
+    assert measured("landscape", model, digits, points=2)["how"]["batch_norm"] == "running"
+    assert measured("attention", model, digits)["how"] == {**how, "loss": "none", "examples": 8, "batch": 8, "seed": 0}
+
+
 def test_a_landscape_on_eigenvectors(model, digits):
-    one, two = DIRECTIONS["eigenvectors"](model, digits, settings("landscape", directions="eigenvectors"), 2)
+    (one, two), _ = DIRECTIONS["eigenvectors"](model, digits, settings("landscape", directions="eigenvectors"), 2)
     lengths = [
         sum(float((a * b).sum()) for a, b in zip(x, y, strict=True)) for x, y in ((one, one), (two, two), (one, two))
     ]
@@ -127,6 +205,30 @@ def test_a_landscape_on_eigenvectors(model, digits):
     assert abs(lengths[2]) < 1e-2 * weights
     found = measured("landscape", model, digits, directions="eigenvectors", points=3)
     assert torch.tensor(found["loss"]).shape == (3, 3)
+
+
+def test_a_landscape_on_eigenvectors_of_a_frozen_model_on_the_loss_asked_for(model, digits):
+    last = set(blocks(model)["head"]) | set(blocks(model)["block2"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in last)
+    asked = settings("line", directions="eigenvectors", loss="trained", points=3, examples=40)
+    found = MEASURES["line"].function(model, digits, asked)
+    batches = asked.batches(digits.train, digits, 40)
+    expected, vectors = top_eigenvectors(model, batches, top=1, loss=asked.loss)
+    assert found["directions"]["eigenvalues"] == expected["parts"]["whole"]["top"]
+    assert found["directions"]["how"] == expected["settings"]
+    assert found["directions"]["how"]["loss"] == loss_name(asked.loss) != "cross-entropy"
+    length = sum(float(p.detach().double().square().sum()) for n, p in model.named_parameters() if n in last) ** 0.5
+    direction = [tensor * length for tensor in vectors["whole"][0].values()]
+    assert found["loss"] == measure_line(model, batches, direction, points=3, loss=asked.loss)["loss"]
+    assert measured("landscape", model, digits, directions="eigenvectors", points=2)["centre"] > 0
+    assert "directions" not in measured("line", model, digits, points=2), "random ones are named by their seed"
+
+
+def test_the_eigenvectors_of_a_landscape_say_on_how_many_images_they_were_found(model, digits):
+    found = measured("line", model, digits, directions="eigenvectors", points=2, examples=1100)
+    assert found["examples"] == 1100
+    assert found["directions"]["how"]["examples"] == 1000
 
 
 def test_a_part_that_is_not_there(model, digits):
@@ -142,7 +244,11 @@ def test_a_run_that_trained_a_part_of_its_model_is_measured_on_that_part(model, 
     found = measured("trace", model, digits, parts="roles", probes=2)
     assert {"whole", "head", "block2"} <= set(found["parts"])
     assert not {"embedding", "block1"} & set(found["parts"])
-    assert measured("norms", model, digits)["weights"]["whole"] > 0
+    norms = measured("norms", model, digits)
+    assert norms["weights"] == pytest.approx(weight_norms(model, ("whole", *blocks(model)))), "frozen ones included"
+    exact = torch.cat([p.detach().flatten() for p in model.parameters()]).norm().item()
+    assert norms["weights"]["whole"] == pytest.approx(exact)
+    assert "block1" not in norms["gradients"]
     with pytest.raises(MeasureError, match="'block1' was not trained"):
         measured("trace", model, digits, parts="block1")
 

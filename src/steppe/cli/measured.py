@@ -21,7 +21,7 @@ from steppe.cli.place import (
     gibibytes,
 )
 from steppe.cli.show import ReadingProgress, console, errors, progress_bar
-from steppe.errors import ConfigError, DataError, MeasureError, RunError
+from steppe.errors import ConfigError, DataError, MeasureError, RunError, SteppeError
 from steppe.runs import Run, find_runs
 
 if TYPE_CHECKING:
@@ -124,26 +124,39 @@ def measuring_command(
         chosen, changed = choose(measures, only), change_settings(measures, set_ or [])
         if with_ is not None and only is None and "between" in measures:
             chosen["between"] = measures["between"]
+        if with_ is not None:
+            _ = Run(with_).config  # no run at all: say so once, before anything is opened
         for unused in (one for one in changed if one not in chosen):
             say(f"note: {unused} is not measured here, so its settings change nothing")
         elsewhere = {"model": model, "weights": weights, "data": data, "image_size": image_size, "out": out}
         options: dict[str, Any] = {"strict": only is not None, "quick": quick, "again": again, "batch_size": batch_size}
         keeping = Keeping(keep.value, gibibytes(memory_limit), cache)
         found: dict[str, dict[str, Any]] = {}
+        failures: dict[str, list[SteppeError]] = {}
         with progress_bar() as bar:
             where = {"data_root": data_root, "device": device, "progress": ReadingProgress(bar), "keeping": keeping}
-            for subject in _subjects(runs, elsewhere, where):
-                second = _other(with_, subject, device)
+            for subject in _subjects(runs, elsewhere, where, failures):
                 notify = MeasuringProgress(bar, headlines)
-                options |= {"data_root": root_of(data_root), "other": second, "notify": notify}
-                with notify:
-                    results = add_results(subject, file, chosen, changed, **options)
+                refused: dict[str, SteppeError] = {}
+                options |= {"data_root": root_of(data_root), "refused": refused, "notify": notify}
+                try:
+                    second = _other(with_, subject, device)
+                    with notify:
+                        results = add_results(subject, file, chosen, changed, other=second, **options)
+                except (RunError, DataError, MeasureError) as error:  # in use by another, or --with does not fit it
+                    say(f"passed over: {error.what}")
+                    failures[str(subject.folder)] = [_named(error, subject.folder)]
+                    continue
+                if refused:
+                    named = [_named(error, subject.folder, name) for name, error in refused.items()]
+                    failures[str(subject.folder)] = named
                 found[str(subject.folder)] = results
                 say(f"results: {subject.folder / file}")
                 if draw(subject, results):
                     say(f"figures: {subject.folder / 'figures'}")
         if len(found) > 1:
             _print_side_by_side(found, chosen, headlines)
+        _raise(failures, len({*found, *failures}))
 
     command.__name__, command.__doc__ = name, about
     return command
@@ -153,11 +166,12 @@ def _subjects(
     runs: list[Path] | None,
     elsewhere: dict[str, Any],
     where: dict[str, Any],
+    failures: dict[str, list[SteppeError]],
 ) -> Iterator[Subject]:
     """Open what is to be measured, one after the other.
 
-    Of several, one that cannot be opened does not keep the others from being measured. It is an error in the end if
-    its folder was named, and a note if it was found in one.
+    Of several, one that cannot be opened does not keep the others from being measured. It is a failure if its folder
+    was named, and a note if it was found in one.
     """
     from steppe.studies.subjects import open_model, open_run
 
@@ -178,7 +192,6 @@ def _subjects(
         yield open_run(runs[0], **where)
         return
     named = {path.resolve() for path in runs}
-    failed: list[str] = []
     skipped: list[str] = []
     measured, last = 0, None
     for run in find_runs(runs, skipped):
@@ -187,17 +200,40 @@ def _subjects(
             last = open_run(run.path, **where, dataset=known)
         except (RunError, DataError, MeasureError) as error:
             if run.path.resolve() in named:
-                failed.append(str(run.path))
-            errors.print(f"passed over {run.path}: {error.what}", markup=False, soft_wrap=True)
+                failures[str(run.path)] = [_named(error, run.path)]
+            else:
+                errors.print(f"passed over {run.path}: {error.what}", markup=False, soft_wrap=True)
             continue
         say(f"run {run.path}")
         measured += 1
         yield last
     for name in skipped:
         errors.print(f"passed over {name}", markup=False, soft_wrap=True)
-    if failed or not measured:
-        what = f"{len(failed)} of {len(runs)} runs could not be measured" if failed else "no run here can be measured"
-        raise MeasureError(what, where=", ".join(failed or map(str, runs)), mend="see the reasons above")
+    if not measured and not failures:
+        folders = ", ".join(map(str, runs))
+        raise MeasureError("no run here can be measured", where=folders, mend="see the reasons above")
+
+
+def _named(error: SteppeError, run: Path, measure: str = "") -> SteppeError:
+    """An error that says which run it is about, and which measure."""
+    what = f"{measure} could not be measured: {error.what}" if measure else error.what
+    where = error.where or str(run)
+    return type(error)(what, where=where if str(run) in where else f"{run}: {where}", mend=error.mend)
+
+
+def _raise(failures: Mapping[str, list[SteppeError]], runs: int) -> None:
+    """End in an error if something could not be measured; of several, one line each before it."""
+    every = [error for some in failures.values() for error in some]
+    if not every:
+        return
+    if runs == len(every) == 1:
+        raise every[0]
+    for error in every:
+        mend = f" ({error.mend})" if error.mend else ""
+        errors.print(f"{error.where}: {error.what}{mend}", markup=False, soft_wrap=True)
+    what = f"{len(failures)} of {runs} runs could not be measured as asked"
+    what = what if runs > 1 else f"{len(every)} measures could not be made"
+    raise MeasureError(what, mend="see the reasons above")
 
 
 def _holds_runs(path: Path) -> bool:

@@ -45,7 +45,7 @@ def score(logits: Tensor, labels: Tensor, *, bins: int = BINS) -> dict[str, Any]
     hits = answers == labels
     confusion = torch.bincount(labels * classes + answers, minlength=classes**2).view(classes, classes)
     counts = confusion.sum(1)
-    shares = (confusion.diagonal() / counts.clamp_min(1)).tolist()
+    shares = (confusion.diagonal().double() / counts.clamp_min(1)).tolist()
     wanted = torch.nn.functional.one_hot(labels, classes)
     ece, reliability = calibration_error(p.amax(1), hits, bins=bins)
     return {

@@ -8,6 +8,7 @@ gets more out of the same products, and the other end of the spectrum with it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
@@ -19,7 +20,7 @@ from steppe.geometry.how import How, describe
 from steppe.geometry.parts import WHOLE, Parts
 from steppe.geometry.products import Hessian, Progress
 from steppe.geometry.selfcheck import Checks, check_products
-from steppe.measuring import CROSS_ENTROPY, Batches, BatchNormMode, Loss, Precision
+from steppe.measuring import CROSS_ENTROPY, Batches, BatchNormMode, Loss, Precision, ignore
 
 
 class ProductOptions(TypedDict, total=False):
@@ -102,7 +103,13 @@ class Trace(TypedDict):
 
 
 def measure_curvature(
-    model: nn.Module, batches: Batches, *, top: int = 1, **options: Unpack[EigenOptions]
+    model: nn.Module,
+    batches: Batches,
+    *,
+    top: int = 1,
+    known: Mapping[str, PartCurvature] | None = None,
+    found_so_far: Callable[[dict[str, PartCurvature]], None] = ignore,
+    **options: Unpack[EigenOptions],
 ) -> Curvature:
     """Measure λmax, λmin and the largest eigenvalues of the Hessian of the mean loss, and of its diagonal blocks.
 
@@ -112,9 +119,11 @@ def measure_curvature(
         model: the model; computes where its parameters are. It is left as it was found.
         batches: normalised images and labels, on its device.
         top: how many of the largest eigenvalues to find; more than one by Lanczos only.
+        known: parts found before, with the same options.
+        found_so_far: takes the parts found so far, after each.
         options: see `EigenOptions` and `ProductOptions`.
     """
-    return top_eigenvectors(model, batches, top=top, **options)[0]
+    return top_eigenvectors(model, batches, top=top, known=known, found_so_far=found_so_far, **options)[0]
 
 
 def top_eigenvectors(
@@ -128,12 +137,15 @@ def top_eigenvectors(
     tolerance: float = 1e-3,
     check: bool = True,
     seed: int = 0,
+    known: Mapping[str, PartCurvature] | None = None,
+    found_so_far: Callable[[dict[str, PartCurvature]], None] = ignore,
     **options: Unpack[ProductOptions],
 ) -> tuple[Curvature, dict[str, list[dict[str, Tensor]]]]:
     """As `measure_curvature`, with the unit eigenvectors of the largest eigenvalues.
 
     Returns:
-        The figures, and for every part its vectors, largest eigenvalue first, each as parameter name -> tensor.
+        The figures, and for every part its vectors, largest eigenvalue first, each as parameter name -> tensor; a
+        part that was `known` has no vectors.
     """
     if method not in ("lanczos", "power"):
         raise ConfigError(f"unknown method {method!r}", mend="choose lanczos or power")
@@ -153,6 +165,9 @@ def top_eigenvectors(
             hessian.reserve(part, iterations + 4 if method == "lanczos" else 4)
         checks = check_products(hessian, seed) if check else None
         for part in parts:
+            if known and part in known:
+                figures[part] = known[part]
+                continue
             before = hessian.products[part]
             largest, smallest = _ends(hessian, part, method, top, iterations, tolerance, seed)
             figures[part] = {
@@ -163,6 +178,7 @@ def top_eigenvectors(
                 "products": hessian.products[part] - before,
             }
             vectors[part] = [hessian.unflatten(pair.vector, part) for pair in largest]
+            found_so_far(figures)
         settings = describe_options(model, batches, seed, options)
     found: Curvature = {
         "parts": figures,
@@ -202,6 +218,8 @@ def measure_trace(
     probes: int = 100,
     check: bool = True,
     seed: int = 0,
+    known: Mapping[str, Sequence[float]] | None = None,
+    found_so_far: Callable[[dict[str, list[float]]], None] = ignore,
     **options: Unpack[ProductOptions],
 ) -> Trace:
     """Estimate the trace of the Hessian and of its diagonal blocks: the mean of vᵀHv over random signs v (Hutchinson).
@@ -215,6 +233,8 @@ def measure_trace(
         probes: how many v.
         check: check the products first.
         seed: of the probes.
+        known: part -> what its first probes gave before, with the same options.
+        found_so_far: takes what the probes gave so far, after each.
         options: see `ProductOptions`.
     """
     if probes < 2:
@@ -222,13 +242,17 @@ def measure_trace(
     with Hessian(model, batches, parts=parts, **options) as hessian:
         checks = check_products(hessian, seed) if check else None
         generator = torch.Generator().manual_seed(seed)
-        terms: dict[str, list[float]] = {part: [] for part in parts}
-        for _ in range(probes):
+        done = min(probes, *(len(known[part]) for part in parts)) if known else 0
+        terms: dict[str, list[float]] = {part: list(known[part][:done]) if known else [] for part in parts}
+        for number in range(probes):
             probe = hessian.random(WHOLE, generator, signs=True)
+            if number < done:
+                continue
             products = hessian.unflatten(probe * hessian.multiply(probe))
             sums = dict(zip(products, torch.stack([p.sum() for p in products.values()]).tolist(), strict=True))
             for part in parts:
                 terms[part].append(math.fsum(sums[name] for name in hessian.parts[part]))
+            found_so_far(terms)
         sizes = {part: hessian.size(part) for part in parts}
         settings = describe_options(model, batches, seed, options)
     estimates: dict[str, TraceEstimate] = {}

@@ -66,6 +66,8 @@ class Krylov:
     diagonal: list[float]
     off_diagonal: list[float]
     """β of every step; the last one is what lies outside of the space."""
+    fresh: int = 0
+    """Random vectors drawn to leave an invariant subspace."""
 
     def ritz(self) -> tuple[np.ndarray, np.ndarray]:
         """Eigenvalues, ascending, and eigenvectors (as columns) of the tridiagonal matrix, in float64."""
@@ -114,6 +116,7 @@ def lanczos(
             break
         if exhausted:
             moved = torch.randn(len(moved), generator=generator).to(moved)
+            found.fresh += 1
             _orthogonalise(moved, basis[: step + 1])
             beta = float(moved.norm())
         torch.div(moved, beta, out=basis[step + 1])

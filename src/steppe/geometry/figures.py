@@ -6,7 +6,7 @@ Each stores how it was computed (`how`) beside its figures; what was asked is st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -14,12 +14,14 @@ from steppe.data import Dataset
 from steppe.errors import ConfigError, MeasureError
 from steppe.geometry.curvature import measure_curvature, measure_trace, top_eigenvectors
 from steppe.geometry.norms import measure_activations, measure_gradient_norms, measure_missing_rate, weight_norms
-from steppe.geometry.parts import WHOLE
+from steppe.geometry.parts import WHOLE, trained_parameters
 from steppe.geometry.sharpness import measure_sharpness
 from steppe.geometry.spectrum import measure_spectrum
 from steppe.geometry.tangent import measure_tangent_kernel
 from steppe.measuring import Batches, Settings
 from steppe.models import activations, blocks, partitions
+
+T = TypeVar("T")
 
 SCALINGS = ("none", "weights", "all", "layer")
 
@@ -29,19 +31,27 @@ def curvature(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[st
     parts = _parts(model, settings["parts"])
     each = settings["iterations"] * (1 if settings["method"] == "lanczos" else 2)
     keys = ("method", "top", "iterations", "tolerance")
-    return _of_hessian(measure_curvature, model, dataset, settings, keys, dict.fromkeys(parts, each), parts=parts)
+    known = {part: found for part, found in _known(settings, dict).items() if part in parts and _whole(found)}
+    options: dict[str, Any] = {"parts": parts, "known": known}
+    return _of_hessian(measure_curvature, model, dataset, settings, keys, dict.fromkeys(parts, each), **options)
 
 
 def trace(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """The trace of the Hessian and of its blocks, with error bars."""
     parts = _parts(model, settings["parts"])
-    return _of_hessian(measure_trace, model, dataset, settings, ("probes",), {WHOLE: settings["probes"]}, parts=parts)
+    known = _known(settings, dict)
+    known = known if set(known) == set(parts) and _whole(known) else {}
+    options: dict[str, Any] = {"parts": parts, "known": known, "already": min(map(len, known.values()), default=0)}
+    return _of_hessian(measure_trace, model, dataset, settings, ("probes",), {WHOLE: settings["probes"]}, **options)
 
 
 def spectrum(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """The density of the Hessian's eigenvalues, and how far its nodes reach."""
     products = {WHOLE: settings["steps"] * settings["probes"]}
-    found = _of_hessian(measure_spectrum, model, dataset, settings, ("probes", "steps"), products)
+    known = _known(settings, list)
+    known = known if _whole(known) else []
+    options: dict[str, Any] = {"known": known, "already": len(known) * settings["steps"]}
+    found = _of_hessian(measure_spectrum, model, dataset, settings, ("probes", "steps"), products, **options)
     nodes = [node for probe in found["nodes"] for node in probe]
     return {**found, "smallest": min(nodes), "largest": max(nodes)}
 
@@ -53,21 +63,26 @@ def _of_hessian(
     settings: Settings,
     keys: tuple[str, ...],
     products: Mapping[str, int],
+    already: int = 0,
     **options: Any,
 ) -> dict[str, Any]:
-    """Take a measure of the Hessian with these of the settings; `products` says how many each part takes at most."""
+    """Take a measure of the Hessian with these of the settings, going on where it was stopped.
+
+    `products` says how many each part takes at most, `already` how many of a part were made before.
+    """
     total, before, sum_ = sum(products.values()), {}, 0
     for part, most in products.items():
         before[part], sum_ = sum_, sum_ + most
 
     def progress(part: str, done: int) -> None:
-        settings.tell(before.get(part, 0) + min(done, products.get(part, 0)), total)
+        settings.tell(before.get(part, 0) + min(already + done, products.get(part, 0)), total)
 
     found = measure(
         model,
         _images(dataset, settings),
         loss=settings.chosen_loss,
         progress=progress,
+        found_so_far=settings.keep,
         **{key: settings[key] for key in (*keys, "seed", "precision", "compiled")},
         **options,
     )
@@ -80,11 +95,12 @@ def sharpness(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[st
     out: dict[str, Any] = {}
     ways = {"first_order": 1, "ascent": settings["steps"]}
     for scaling in SCALINGS:
-        out[scaling] = {}
+        out[scaling] = {"step_size": {}}
         for way, steps in ways.items():
             options: dict[str, Any] = {"scaling": scaling, "steps": steps, "loss": settings.chosen_loss}
             found = _told(measure_sharpness(model, batches, rho=settings[f"rho_{scaling}"], **options))
-            out[scaling] |= {way: found["value"], "rho": found["rho"]}
+            out[scaling] |= {way: found["value"], "rho": found["rho"], "eta": found["eta"]}
+            out[scaling]["step_size"][way] = found["step_size"]
             out["how"] = found["how"]
             done = SCALINGS.index(scaling) * len(ways) + list(ways).index(way) + 1
             settings.tell(done, len(SCALINGS) * len(ways))
@@ -103,13 +119,13 @@ def tangent_kernel(model: nn.Module, dataset: Dataset, settings: Settings) -> di
 
 
 def norms(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    """Norms of weights, gradients and activations, and the share of active neurons, by block."""
+    """Norms of weights (frozen ones too), gradients and activations, and the share of active neurons, by block."""
     batches = _images(dataset, settings)
     parts = _parts(model, "all")
     settings.tell(0, 2)
     gradients = _told(measure_gradient_norms(model, batches, parts=parts, loss=settings.chosen_loss))
     settings.tell(1, 2)
-    out: dict[str, Any] = {"weights": weight_norms(model, parts), "gradients": gradients["parts"]}
+    out: dict[str, Any] = {"weights": weight_norms(model, _all_parts(model)), "gradients": gradients["parts"]}
     modules = activations(model)
     neurons = measure_activations(model, batches, modules=modules)["blocks"] if modules else {}
     return {**out, "activations": neurons, "how": gradients["how"]}
@@ -121,22 +137,47 @@ def missing_rate(model: nn.Module, dataset: Dataset, settings: Settings) -> dict
     return _told(found)
 
 
-def eigenvectors(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
-    """Directions of a landscape: the Hessian's top eigenvectors, as long as the weights are."""
-    batches = settings.batches(dataset.train, dataset, min(settings["examples"], 1000))
-    _, vectors = top_eigenvectors(model, batches, top=count, seed=settings["seed"])
-    own = dict(model.named_parameters())
+_EIGENVECTOR_EXAMPLES = 1000
+"""The Hessian whose eigenvectors span a landscape is taken on this many of its images at most."""
+
+
+def eigenvectors(
+    model: nn.Module, dataset: Dataset, settings: Settings, count: int
+) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    """Directions of a landscape: the Hessian's top eigenvectors, as long as the trained weights; and how found."""
+    batches = settings.batches(dataset.train, dataset, min(settings["examples"], _EIGENVECTOR_EXAMPLES))
+    found, vectors = top_eigenvectors(model, batches, top=count, seed=settings["seed"], loss=settings.chosen_loss)
+    own = trained_parameters(model)
     length = sum(float(p.detach().double().square().sum()) for p in own.values()) ** 0.5
-    out = []
-    for vector in vectors[WHOLE]:
-        out.append([vector[name] * length if name in vector else p.detach() * 0 for name, p in own.items()])
-    return out
+    directions = [[vector[name] * length for name in own] for vector in vectors[WHOLE]]
+    about = {"eigenvalues": found["parts"][WHOLE]["top"], "how": found["settings"]}
+    return directions, about | {"iterations": found["iterations"], "tolerance": found["tolerance"]}
+
+
+def _known(settings: Settings, kind: type[T]) -> T:
+    """What was found before the measure was stopped, if it is of the right kind."""
+    return settings.known if isinstance(settings.known, kind) else kind()
+
+
+def _whole(found: Any) -> bool:
+    """Whether no number is missing: one that is not finite is kept as none."""
+    inner = found.values() if isinstance(found, Mapping) else found if isinstance(found, list) else ()
+    return found is not None and all(map(_whole, inner))
 
 
 def _images(dataset: Dataset, settings: Settings) -> Batches:
     if settings["examples"] < 1:
         raise ConfigError("at least one example is needed", where="--set")
     return settings.batches(dataset.train, dataset, settings["examples"])
+
+
+def _all_parts(model: nn.Module) -> Mapping[str, list[str]]:
+    """The whole and every part that has a name, frozen parameters included."""
+    everything = {WHOLE: [name for name, _ in model.named_parameters()]}
+    try:
+        return {**everything, **{part: list(names) for part, names in blocks(model).items() if names}}
+    except ConfigError:
+        return everything
 
 
 def _parts(model: nn.Module, asked: str) -> Mapping[str, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from torch import nn
@@ -20,7 +20,8 @@ class How(TypedDict):
     loss: str
     examples: int
     batch: int
-    batch_norm: BatchNormMode
+    batch_norm: BatchNormMode | Literal["reestimated"]
+    """`reestimated`: taken anew at every point of a landscape."""
     precision: str
     device: str
     seed: int

@@ -14,17 +14,29 @@ from steppe.data import Dataset, in_order
 from steppe.errors import ConfigError, MeasureError
 from steppe.geometry import figures
 from steppe.geometry.attention import attention_maps, evenness
+from steppe.geometry.how import describe
 from steppe.geometry.landscape import measure_between, measure_line, measure_square, random_directions
 from steppe.geometry.noise import measure_noise_loss
 from steppe.geometry.rescaling import rescaling
 from steppe.geometry.tangent import Definition
-from steppe.measuring import Batches, Measure, Precision, Range, Settings, Text, in_smaller_chunks, sample
+from steppe.measuring import (
+    CROSS_ENTROPY,
+    Batches,
+    Measure,
+    Precision,
+    Range,
+    Settings,
+    Text,
+    in_smaller_chunks,
+    sample,
+)
 from steppe.measuring.table import LOSSES
 from steppe.measuring.values import Allowed
 
 
 def _noise(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     return _on_training_images(
+        model,
         dataset,
         settings,
         lambda batches: dict(
@@ -43,13 +55,13 @@ def _noise(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, 
 
 
 def _line(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    (direction,) = _directions(model, dataset, settings, 1)
-    return _landscape(model, dataset, settings, measure_line, direction, radius=settings["radius"])
+    (direction,), about = _directions(model, dataset, settings, 1)
+    return {**_landscape(model, dataset, settings, measure_line, direction, radius=settings["radius"]), **about}
 
 
 def _square(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    two = _directions(model, dataset, settings, 2)
-    return _landscape(model, dataset, settings, measure_square, two, radius=settings["radius"])
+    two, about = _directions(model, dataset, settings, 2)
+    return {**_landscape(model, dataset, settings, measure_square, two, radius=settings["radius"]), **about}
 
 
 def _between(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -86,25 +98,31 @@ def _landscape(
             **options,
         )
 
-    return _on_training_images(dataset, settings, work, settings["examples"])
+    return _on_training_images(model, dataset, settings, work, settings["examples"])
 
 
-def _directions(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
-    return settings.pick("directions", DIRECTIONS)(model, dataset, settings, count)
+def _directions(
+    model: nn.Module, dataset: Dataset, settings: Settings, count: int
+) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    """Directions, and what is stored of how they were found."""
+    found, about = settings.pick("directions", DIRECTIONS)(model, dataset, settings, count)
+    return found, {"directions": about} if about else {}
 
 
-def _random(model: nn.Module, dataset: Dataset, settings: Settings, count: int) -> list[list[Tensor]]:
-    return random_directions(model, count, seed=settings["seed"])
+def _random(
+    model: nn.Module, dataset: Dataset, settings: Settings, count: int
+) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    return random_directions(model, count, seed=settings["seed"]), {}
 
 
 BATCHNORM = {"kept": False, "reestimated": True}
 """Whether BatchNorm's statistics are taken anew at each point of a landscape."""
 
-DIRECTIONS: dict[str, Callable[[nn.Module, Dataset, Settings, int], list[list[Tensor]]]] = {
+DIRECTIONS: dict[str, Callable[[nn.Module, Dataset, Settings, int], tuple[list[list[Tensor]], dict[str, Any]]]] = {
     "random": _random,
     "eigenvectors": figures.eigenvectors,
 }
-"""Where the directions of a landscape come from: name -> function that gives so many."""
+"""Where the directions of a landscape come from: name -> function that gives so many, and what to store of them."""
 
 
 def _attention(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -113,25 +131,34 @@ def _attention(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[s
 
     def work(size: int) -> dict[str, Any]:
         maps: dict[str, list[Tensor]] = {"last_layer": [], "rollout": []}
-        for images, _ in in_order(split, dataset, batch_size=size, device=settings.device):
+        batches = list(in_order(split, dataset, batch_size=size, device=settings.device))
+        for images, _ in batches:
             for name, found in maps.items():
                 found.append(attention_maps(model, images, rollout=name == "rollout").double().cpu())
         whole = {name: torch.cat(found) for name, found in maps.items()}
         figures = {name: float(evenness(found).mean()) for name, found in whole.items()}
         shown = {name: found.tolist() for name, found in whole.items()}
-        return {"images": numbers.tolist(), "split": "test", **shown, "evenness": figures}
+        how = {**describe(model, batches, loss=CROSS_ENTROPY), "loss": "none"}
+        return {"images": numbers.tolist(), "split": "test", **shown, "evenness": figures, "how": how}
 
     return in_smaller_chunks(work, min(settings.batch_size, 32), settings.say)
 
 
 def _on_training_images(
-    dataset: Dataset, settings: Settings, work: Callable[[Batches], dict[str, Any]], examples: int
+    model: nn.Module, dataset: Dataset, settings: Settings, work: Callable[[Batches], dict[str, Any]], examples: int
 ) -> dict[str, Any]:
+    """Measure on training images, in smaller chunks if need be, and write down how."""
     if examples < 1:
         raise ConfigError("at least one example is needed", where="--set")
-    return in_smaller_chunks(
-        lambda size: work(settings.batches(dataset.train, dataset, examples, size)), settings.batch_size, settings.say
-    )
+
+    def in_chunks(size: int) -> dict[str, Any]:
+        batches = settings.batches(dataset.train, dataset, examples, size)
+        how = describe(model, batches, loss=settings.chosen_loss, seed=settings.get("seed", 0))
+        if settings.get("batchnorm") == "reestimated":
+            how["batch_norm"] = "reestimated"
+        return {**work(batches), "how": how}
+
+    return in_smaller_chunks(in_chunks, settings.batch_size, settings.say)
 
 
 _LANDSCAPE: dict[str, Any] = {

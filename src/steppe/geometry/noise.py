@@ -47,7 +47,7 @@ def measure_noise_loss(
         batches: normalised images and labels.
         sigma: standard deviation of the noise.
         draws: how many noises to average over.
-        seed: of the noises; models of one shape get the same ones.
+        seed: of the noises; models of one shape get the same ones, on every device.
         loss: of each example.
         tell: takes how many noises are done, and of how many.
     """
@@ -56,14 +56,14 @@ def measure_noise_loss(
     check_finite(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     originals = [p.detach().clone() for p in parameters]
-    generator = torch.Generator(parameters[0].device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same on every device
     losses: list[float] = []
     with as_found(model):
         clean = _mean_loss(model, batches, loss)
         while len(losses) < draws:
             for parameter, original in zip(parameters, originals, strict=True):
-                noise = torch.randn(original.shape, generator=generator, device=original.device, dtype=original.dtype)
-                parameter.copy_(original + sigma * noise)
+                noise = torch.randn(original.shape, generator=generator, dtype=original.dtype)
+                parameter.copy_(original + sigma * noise.to(original.device))
             losses.append(_mean_loss(model, batches, loss))
             tell(len(losses), draws)
     return {

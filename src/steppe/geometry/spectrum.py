@@ -7,6 +7,7 @@ spectrum's density. Nodes and weights are kept: a picture of any smoothness come
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 
 import numpy as np
@@ -20,7 +21,7 @@ from steppe.geometry.how import How
 from steppe.geometry.parts import WHOLE
 from steppe.geometry.products import Hessian
 from steppe.geometry.selfcheck import Checks, check_products
-from steppe.measuring import Batches
+from steppe.measuring import Batches, ignore
 
 
 class Spectrum(TypedDict):
@@ -36,6 +37,15 @@ class Spectrum(TypedDict):
     settings: How
 
 
+class FromProbe(TypedDict):
+    """What one probe gave."""
+
+    nodes: list[float]
+    weights: list[float]
+    fresh: int
+    """Vectors that were drawn beside its start."""
+
+
 def measure_spectrum(
     model: nn.Module,
     batches: Batches,
@@ -45,6 +55,8 @@ def measure_spectrum(
     steps: int = 50,
     check: bool = True,
     seed: int = 0,
+    known: Sequence[FromProbe] = (),
+    found_so_far: Callable[[list[FromProbe]], None] = ignore,
     **options: Unpack[ProductOptions],
 ) -> Spectrum:
     """Measure the density of the Hessian's eigenvalues.
@@ -57,11 +69,13 @@ def measure_spectrum(
         steps: of Lanczos from each; that many products.
         check: check the products first.
         seed: of the starts.
+        known: what the first probes gave before, with the same options.
+        found_so_far: takes what the probes gave so far, after each.
         options: see `steppe.geometry.curvature.ProductOptions`.
     """
     if probes < 1 or steps < 1:
         raise ConfigError("probes and steps must be 1 or more")
-    nodes, weights = [], []
+    found = list(known)[:probes]
     with Hessian(model, batches, parts=(part,), **options) as hessian:
         hessian.reserve(part, steps + 4)
         checks = check_products(hessian, seed) if check else None
@@ -72,16 +86,21 @@ def measure_spectrum(
         def multiply(vector: Tensor) -> Tensor:
             return hessian.multiply(vector, part)
 
-        for _ in range(probes):
+        for one in found:  # draw what they drew
+            hessian.random(part, generator)
+            for _ in range(one["fresh"]):
+                torch.randn(size, generator=generator)
+        while len(found) < probes:
             start = hessian.random(part, generator)
             krylov = lanczos(multiply, start, basis, generator=generator)
             values, vectors = krylov.ritz()
-            nodes.append(values.tolist())
-            weights.append((vectors[0] ** 2).tolist())
+            weights = (vectors[0] ** 2).tolist()
+            found.append({"nodes": values.tolist(), "weights": weights, "fresh": krylov.fresh})
+            found_so_far(found)
         settings = describe_options(model, batches, seed, options)
     return {
-        "nodes": nodes,
-        "weights": weights,
+        "nodes": [one["nodes"] for one in found],
+        "weights": [one["weights"] for one in found],
         "part": part,
         "parameters": size,
         "probes": probes,

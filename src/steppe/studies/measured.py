@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from steppe.errors import MeasureError, SteppeError
+from steppe.errors import Interrupted, MeasureError, SteppeError
 from steppe.measuring import Measure, Settings, numerics
 from steppe.runs import drop_result, find_result, locked, put_result, read_json, write_json
 from steppe.studies.subjects import Subject
@@ -43,6 +43,7 @@ def add_results(
     batch_size: int = 512,
     data_root: Path | None = None,
     other: tuple[str, nn.Module] | None = None,
+    refused: dict[str, SteppeError] | None = None,
     notify: Notify = lambda event, name, details: None,
 ) -> dict[str, Any]:
     """Measure what is not there yet and add it to a JSON file of the folder, one result at a time.
@@ -58,6 +59,7 @@ def add_results(
         batch_size: images at a time, to begin with.
         data_root: where published corruptions lie.
         other: a second model and its name, for measures between two.
+        refused: takes what could not be measured, and why, while the others go on; without it the first one is raised.
         notify: told what goes on.
 
     Returns:
@@ -102,12 +104,16 @@ def add_results(
             try:
                 with numerics("float32"):
                     found = measure.function(subject.model, subject.dataset, settings)
-            except MeasureError as error:
-                if strict:
+            except SteppeError as error:
+                passed_over = isinstance(error, MeasureError) and not strict
+                if isinstance(error, Interrupted) or (refused is None and not passed_over):
                     raise
+                if refused is not None and not passed_over:
+                    refused[name] = error
                 notify("left_out", name, {"reason": error.what})
                 continue
-            made_on = {"device": str(subject.device), "torch": torch.__version__, "precision": "float32"}
+            precision = _precision(found, subject.model)
+            made_on = {"device": str(subject.device), "torch": torch.__version__, "precision": precision}
             if there is None:
                 _say_what_stays(measure, results.get(key), values, partial(_say, notify, name))
             result = {**_jsonable(found), "settings": values, "made_on": made_on}
@@ -116,6 +122,13 @@ def add_results(
             keeper.forget()
             notify("done", name, {**results[key], "time_s": time.monotonic() - began})
     return results
+
+
+def _precision(found: Mapping[str, Any], model: nn.Module) -> str:
+    """The precision a figure was made in: what it says itself, else that of the weights."""
+    how = found.get("how")
+    stated = how.get("precision") if isinstance(how, Mapping) else None
+    return stated or str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 def _whole(result: Any) -> dict[str, Any] | None:

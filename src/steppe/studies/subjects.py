@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -106,10 +107,19 @@ def open_model(
     about = {"model": name, "weights": weights, "data": data_name, "image_size": image_size}
     if (folder / "config.toml").exists():
         raise RunError("this is a run's folder", where=str(folder), mend="choose another with --out")
-    if folder.is_dir() and any(folder.iterdir()) and _known(folder / "subject.json") != about:
+    known = _known(folder / "subject.json")
+    if folder.is_dir() and any(folder.iterdir()) and {key: known.get(key) for key in about} != about:
         what = "this folder holds something else than results of this model, these weights and data"
         raise RunError(what, where=str(folder), mend="choose another with --out")
+    digest, images = models.weights_sha256(weights), known.get("images")
+    images = images if isinstance(images, dict) else {}
+    if known.get("weights_sha256") not in (None, digest):
+        raise _changed(folder, f"the weights {weights}")
     dataset = data.load(DataConfig(name=data_name, image_size=image_size), data_root, progress, keeping=keeping)
+    if not is_learned(dataset, images):
+        raise _changed(folder, f"the data {data_name!r}")
+    dataset = as_learned(dataset, images)
+    known = {**about, "weights_sha256": digest, "images": images or dataset.describe()}
     config = ModelConfig(name=name, mode="finetune", weights=weights)
     size, classes = dataset.image_size, len(dataset.classes)
     model = models.build(config, image_size=size, channels=dataset.channels, classes=classes, load=False)
@@ -126,7 +136,7 @@ def open_model(
     statistics = _statistics_of(name, weights, dataset.channels)
     if statistics is not None:
         dataset = replace(dataset, mean=statistics[0], std=statistics[1])
-    write_json(folder / "subject.json", about)
+    write_json(folder / "subject.json", known)
     return Subject(folder, model.eval().to(place), dataset, CROSS_ENTROPY, place)
 
 
@@ -181,11 +191,18 @@ def without_weights(run: Run) -> RunError:
     )
 
 
-def _known(path: Path) -> object:
+def _known(path: Path) -> dict[str, Any]:
     try:
-        return read_json(path)
+        found = read_json(path)
     except SteppeError:
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _changed(folder: Path, what: str) -> RunError:
+    """Weights or data that are others now, under the same name: their figures are not to be mixed."""
+    mend = "choose another folder with --out, or bring back what was measured"
+    return RunError(f"{what} have changed since they were measured here", where=str(folder), mend=mend)
 
 
 def _fresh(config: RunConfig, dataset: Dataset, device: torch.device) -> nn.Module:
