@@ -38,7 +38,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile
 
 test-long: install
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long --numprocesses 2 --dist load
 
 torture: install ## kills, fuzzed and hostile input, bad places; the counts go to docs/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture --out docs/reliability.md
