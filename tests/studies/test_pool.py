@@ -14,7 +14,7 @@ from steppe.config import plan
 from steppe.errors import Interrupted
 from steppe.runs import Run
 from steppe.studies import estimate_runs, execute, find_study, list_studies, run_study
-from steppe.studies.pool import device_of_slot
+from steppe.studies.pool import device_of_slot, threads_for
 
 
 def test_runs_are_made_once_and_measured(tmp_path):
@@ -191,3 +191,10 @@ def test_gpus_are_shared_out_to_the_slots():
     assert device_of_slot("cpu", 1, 4) == "cpu"
     assert device_of_slot(None, 1, 1) is None
     assert device_of_slot(None, 1, 0) is None
+
+
+def test_threads_are_a_share_of_the_cores_and_no_more_than_asked(monkeypatch):
+    monkeypatch.setattr("steppe.studies.pool.available_cores", lambda: 8)
+    for asked, workers, threads in (("", 2, 4), ("3", 2, 3), ("16", 2, 4), ("0", 2, 1), ("many", 4, 2), ("", 16, 1)):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        assert threads_for(workers) == threads

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -181,8 +182,9 @@ def device_of_slot(device: str | None, number: int, gpus: int) -> str | None:
 
 
 def threads_for(workers: int) -> int:
-    """How many threads each worker computes with."""
-    return max(1, available_cores() // workers)
+    """How many threads each worker computes with: its share of the cores, or fewer if $OMP_NUM_THREADS says so."""
+    share, asked = max(1, available_cores() // workers), os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, max(1, int(asked))) if asked.isdecimal() else share
 
 
 def is_complete(out: Path, planned: PlannedRun, study: StudyConfig) -> bool:
