@@ -70,9 +70,11 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
 def test_a_killed_worker_costs_nothing_once_and_is_told_twice(tmp_path):
     study = make_study(axes={}, base={"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 8}})
     (planned,) = plan(study)
-    kills = []
+    kills, notes = [], []
 
     def kill_worker(event, run, details):
+        if event == "note":
+            notes.append(details["text"])
         if event == "epoch" and details["epoch"] >= 2 and len(kills) < kill_worker.times:
             pids = [int(p) for p in os.listdir("/proc") if p.isdigit() and is_worker(int(p))]
             for pid in pids:
@@ -82,6 +84,7 @@ def test_a_killed_worker_costs_nothing_once_and_is_told_twice(tmp_path):
     kill_worker.times = 1
     assert run_study(study, [planned], tmp_path / "once", workers=os.cpu_count(), notify=kill_worker) == {}
     assert kills
+    assert notes == ["the worker process died (signal SIGKILL); trying once more, from the last checkpoint"]
     assert run_study(study, [planned], tmp_path / "whole", workers=os.cpu_count()) == {}
     once, whole = (Run(tmp_path / name / planned.config.run_id) for name in ("once", "whole"))
     assert once.weights.read_bytes() == whole.weights.read_bytes()
@@ -89,7 +92,7 @@ def test_a_killed_worker_costs_nothing_once_and_is_told_twice(tmp_path):
     kills.clear()
     kill_worker.times = 2
     failed = run_study(study, [planned], tmp_path / "twice", workers=os.cpu_count(), notify=kill_worker)
-    assert "died twice (signal SIGKILL)" in failed[planned.config.run_id]
+    assert "died twice (signal SIGKILL), as the system does when memory runs out" in failed[planned.config.run_id]
 
 
 def is_worker(pid: int) -> bool:

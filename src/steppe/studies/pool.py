@@ -267,8 +267,15 @@ class _Slot:
             answer = self._try_run(run)
             if answer["event"] != "died" or self.shared.stop.is_set():
                 break
-            if attempt == 2:
-                reason = f"the worker process died twice ({answer['how']}); see {self.log}"
+            if attempt == 1:
+                text = f"the worker process died ({answer['how']}); trying once more, from the last checkpoint"
+                self.shared.tell("note", run, {"text": text})
+            else:
+                reason = f"the worker process died twice ({answer['how']})"
+                if self.log.exists() and self.log.stat().st_size:
+                    reason += f"; see {self.log}"
+                elif answer["how"].endswith("SIGKILL"):
+                    reason += ", as the system does when memory runs out: try fewer --workers"
                 answer = {"event": "failed", "reason": reason}
         if answer["event"] in ("done", "failed"):
             self.shared.tell(answer["event"], run, answer)
