@@ -297,3 +297,12 @@ def test_compiled_products_are_the_same():
             torch.testing.assert_close(hessian.multiply(vector, part), expected[part], rtol=1e-9, atol=1e-9)
             assert torch.equal(hessian.multiply(vector, part), hessian.multiply(vector, part))
         assert hessian.graphs
+
+
+def test_weights_that_are_all_zero_can_be_checked():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    nn.init.zeros_(model[1].weight)
+    nn.init.zeros_(model[1].bias)
+    batches = [(torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8))]
+    with Hessian(model, batches) as hessian:
+        assert check_products(hessian)["finite_differences"] < 1e-3

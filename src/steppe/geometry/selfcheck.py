@@ -82,11 +82,12 @@ def _difference_error(hessian: Hessian, few: Batches, seed: int) -> float:
         direction = exact.random("whole", torch.Generator().manual_seed(seed + 1))
         moved = exact.multiply(direction)
         steps = exact.unflatten(direction).values()
-        length = torch.stack([w.detach().norm() for w in weights]).norm() / direction.norm()
+        total = float(torch.stack([w.detach().norm() for w in weights]).norm())
+        length = (total or 1.0) / float(direction.norm())  # a fresh head may be all zeros
         origin = [w.detach().clone() for w in weights]
         errors = []
         for relative in _STEPS:
-            t = float(length) * relative
+            t = length * relative
             sides: list[Tensor] = []
             for sign in (1.0, -1.0):
                 with torch.no_grad():
