@@ -6,25 +6,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steppe.config import PlannedRun
+from steppe.config import PlannedRun, StudyConfig
 from steppe.errors import RunError
 from steppe.runs import Run
 
 
-def draw_figures(planned: Sequence[PlannedRun], folder: Path, data_root: str | None) -> list[Path]:
+def draw_figures(study: StudyConfig, planned: Sequence[PlannedRun], folder: Path, data_root: str | None) -> list[Path]:
     """Draw the first finished run of every cell into `folder/figures`, and give the files.
+
+    What the study asks for is drawn as it was measured with the study's settings, the rest as it was measured last.
 
     Raises:
         RunError: there is no finished run.
     """
     from steppe.report.paper import save
     from steppe.report.paper_study import draw_study
+    from steppe.studies.asked import own_settings
+    from steppe.studies.measures import with_own
 
+    own = own_settings(study.measure)
     runs = first_runs(planned, folder)
     if not runs:
         raise RunError("there is no finished run of this study here", where=str(folder), mend="run it first")
     cells: dict[str, dict[str, Any]] = {
-        name: {"geometry": run.read_or_empty("geometry.json"), "metrics": run.metrics()} for name, run in runs.items()
+        name: {"geometry": with_own(run.read_or_empty("geometry.json"), "geometry", own), "metrics": run.metrics()}
+        for name, run in runs.items()
     }
     figures = draw_study(cells)
     looking = {name: cell["geometry"]["attention"] for name, cell in cells.items() if "attention" in cell["geometry"]}

@@ -234,7 +234,7 @@ def figures(
 
     whole, path = find_study(name)
     study, folder = _find_runs(whole, path, folder, scale)
-    for file in draw_figures(plan(study, where=str(path)), folder, data_root):
+    for file in draw_figures(study, plan(study, where=str(path)), folder, data_root):
         if file.suffix == ".png":
             console.print(f"written: {file} and .pdf", markup=False, soft_wrap=True)
 

@@ -113,7 +113,7 @@ def read_measure(run: Run, name: str, own: Own | None = None) -> Value | None:
             return None
         if first == "metrics":
             return _of_epoch(run.metrics(), rest)
-        return _plain(_dig(_with_own(run.read(f"{first}.json"), first, own or {}), rest))
+        return _plain(_dig(with_own(run.read(f"{first}.json"), first, own or {}), rest))
     except RunError:
         return None
 
@@ -131,13 +131,19 @@ def has_converged(run: Run, name: str, own: Own | None = None) -> bool:
     return not path.endswith(".value") or read_measure(run, beside, own) != "false"
 
 
-def _with_own(results: dict[str, Any], file: str, own: Own) -> dict[str, Any]:
-    """The results with those in front that have a study's own settings; a measure without such a one is not there."""
+def with_own(results: Mapping[str, Any], file: str, own: Own) -> dict[str, Any]:
+    """The results with those in front that have a study's own settings; a measure without such a one is left out.
+
+    Args:
+        results: what the file holds.
+        file: its name without the ending.
+        own: which settings count.
+    """
     found = dict(results)
     for (place, key), (settings, defaults) in own.items():
         if place == file and key in results:
             found[key] = find_result(results, key, settings, defaults)
-    return found
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _of_epoch(records: list[dict[str, Any]], path: str) -> Value | None:
