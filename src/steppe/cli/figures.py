@@ -47,8 +47,10 @@ def first_runs(planned: Sequence[PlannedRun], folder: Path) -> dict[str, Run]:
     found: dict[str, Run] = {}
     for p in sorted(planned, key=lambda p: p.config.seed):
         path, name = folder / p.config.run_id, ", ".join(p.labels.values()) or "base"
-        if name not in found and (path / "config.toml").is_file() and Run(path).finished:
-            found[name] = Run(path)
+        if name not in found and (path / "config.toml").is_file():
+            run = Run(path)
+            if run.read_or_empty("summary.json").get("status") == "finished":  # its weights are not needed
+                found[name] = run
     order = list(dict.fromkeys(", ".join(p.labels.values()) or "base" for p in planned))
     return {name: found[name] for name in order if name in found}
 
