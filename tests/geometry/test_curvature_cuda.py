@@ -7,12 +7,14 @@ import torch
 from oracle import make
 
 from steppe.geometry import (
+    layers,
     measure_curvature,
     measure_noise_loss,
     measure_sharpness,
     measure_tangent_kernel,
     measure_trace,
 )
+from steppe.geometry.products import Hessian
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -42,3 +44,17 @@ def test_the_device_does_not_change_a_figure(name):
     assert there == pytest.approx(here, rel=1e-4)
     assert torch.equal(torch.cuda.get_rng_state(), state)
     assert torch.backends.cudnn.enabled
+
+
+@pytest.mark.parametrize("name", ["transformer", "vit"])
+def test_passes_that_are_compiled_give_the_same_product(name):
+    model, batches = make(name)
+    with Hessian(model, batches) as hessian:
+        vector = hessian.random("whole", torch.Generator().manual_seed(0))
+        expected = hessian.multiply(vector)
+    model.float().cuda()
+    with Hessian(model, [(x.float().cuda(), y.cuda()) for x, y in batches]) as hessian:
+        found = hessian.multiply(vector.float().cuda())
+    assert all(layers._COMPILED[f] is not f for f in layers._COMPILED)
+    assert len(layers._COMPILED) == 3
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-3, atol=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,23 +13,25 @@ from torch import Tensor
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     """Counts the memory that graphs hold while it is entered, each storage once and the parameters not at all."""
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-        seen: dict[int, int] = {}
-        self.seen = seen
-
-        def note(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                seen[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        super().__init__(note, lambda tensor: tensor)
+    def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
+        self._own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self._seen: dict[int, int] = {}
+        super().__init__(self._pack, self._unpack)
 
     @property
     def total(self) -> int:
         """Bytes counted so far."""
-        return sum(self.seen.values())
+        return sum(self._seen.values())
+
+    def _pack(self, tensor: Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._own:
+            self._seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def _unpack(self, packed: Any) -> Tensor:
+        found: Tensor = packed
+        return found
 
 
 def free_bytes(device: torch.device) -> float:

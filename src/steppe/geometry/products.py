@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from steppe.errors import SteppeError
-from steppe.geometry.convolution import FastDoubleBackward
 from steppe.geometry.how import borrowed
+from steppe.geometry.layers import HandWritten
 from steppe.geometry.memory import SavedBytes, free_bytes
 from steppe.geometry.parts import WHOLE, resolve_parts, trained_parameters
 from steppe.measuring import (
@@ -40,7 +40,11 @@ from steppe.measuring import (
 )
 
 _FEWEST = 16
-"""Examples that a chunk is not cut below to keep more graphs: smaller ones do not fill a GPU."""
+"""Examples that a chunk is not cut below to keep more graphs."""
+_PIECES = 16
+"""Memory is cut for about so many graphs, where not all fit: with more, each is too small to fill a GPU."""
+_WORK = 2.0
+"""Graphs that a product needs room for: that of a chunk which is not kept, and what flows back through it."""
 
 Gradient = Sequence[Tensor | None]
 Progress = Callable[[str, int], None]
@@ -235,40 +239,40 @@ class Hessian:
         return gradient
 
     def _plan(self) -> None:
-        """Find out how many graphs there is room for; cut the data finer where that makes room for more of it.
-
-        A product needs room too: for the graph of a chunk that is not kept, and for what flows back through it.
-        """
-        chunk = self._chunks()[0]
+        """Find out how many graphs there is room for; cut the data finer where that makes room for more of it."""
+        images, targets = self._chunks()[0]
         if self.compiled:  # tracing forbids the hooks that count
-            self._build(*chunk)
-        counted = SavedBytes(self.named.values())
-        with counted:
-            gradient = self._build(*chunk)
+            self._build(images, targets)
+        counted = (HandWritten if self._by_hand(images) else SavedBytes)(self.named.values())
+        gradient = self._build(images, targets, counted)
         graph = max(1, counted.total)
-        free = max(0.0, graph + free_bytes(chunk[0].device) - self.reserved)
-        share = graph / len(chunk[1])
-        if self.may_cut and share * self.examples + 3 * graph > free and graph > free / 32:
-            self.chunk = max(_FEWEST, int(free / 32 / share))
-            self.room = max(0, int(free / (share * self.chunk)) - 3)
+        free = max(0.0, graph + free_bytes(images.device) - self.reserved)
+        share = graph / len(targets)
+        if self.may_cut and share * self.examples + _WORK * graph > free and graph > free / _PIECES:
+            del gradient
+            self.chunk = max(_FEWEST, int(free / _PIECES / share))
+            self.room = max(0, int(free / (share * len(self._chunks()[0][1])) - _WORK))
             return
-        self.room = max(0, int(free / graph) - 3)
+        self.room = max(0, int(free / graph - _WORK))
         if self.room:
             self.graphs[0] = gradient
 
-    def _build(self, images: Tensor, targets: Tensor) -> Gradient:
+    def _by_hand(self, images: Tensor) -> bool:
+        return images.is_cuda and not self.compiled
+
+    def _build(self, images: Tensor, targets: Tensor, counted: SavedBytes | None = None) -> Gradient:
         if self.compiled:
             if self._gradient_function is None:
                 self._gradient_function = _compile_gradient(self.model, self.loss, self.examples)
-            with _keeping_buffers():
+            with _keeping_buffers(), counted or ExitStack():
                 return self._gradient_function(self.named, images, targets)
-        with FastDoubleBackward() if images.is_cuda else ExitStack():
+        with counted or (HandWritten() if self._by_hand(images) else ExitStack()):
             loss = self._mean_loss(images, targets)
-        if not bool(torch.isfinite(loss)):
-            raise SteppeError(
-                "the loss is not finite, so it has no curvature", mend="look at the weights and the images"
-            )
-        return torch.autograd.grad(loss, list(self.named.values()), create_graph=True, allow_unused=True)
+            if not bool(torch.isfinite(loss)):
+                raise SteppeError(
+                    "the loss is not finite, so it has no curvature", mend="look at the weights and the images"
+                )
+            return torch.autograd.grad(loss, list(self.named.values()), create_graph=True, allow_unused=True)
 
     def _with_room(self, work: Callable[[], Tensor]) -> Tensor:
         while True:
