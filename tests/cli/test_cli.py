@@ -93,6 +93,17 @@ def test_mistakes_exit_with_2_and_one_screen(arguments, expected, capsys, tmp_pa
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("weights*"))
 
 
+def test_a_flag_that_two_sections_share_is_answered_with_both(capsys):
+    assert steppe("train", "--minimizer", "esam", "--gamma", 0.5) == 2
+    said = capsys.readouterr().err
+    assert "say --minimizer-gamma (esam's γ" in said
+    assert "or --schedule-gamma (step: factor of each drop)" in said
+    assert "--sigma" not in said
+    assert not Path("runs").exists()
+    assert steppe("train", "--help") == 0
+    assert " --gamma" not in capsys.readouterr().out
+
+
 def test_a_misspelt_key_in_a_file(capsys, tmp_path):
     (tmp_path / "run.toml").write_text("[optimiser]\nlr = 0.1\n")
     assert steppe("train", "run.toml") == 2

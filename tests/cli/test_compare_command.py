@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 
 def test_groups_and_single_runs(runs, tmp_path):
     out = tmp_path / "found.json"
-    _, text = steppe("compare", str(runs / "base"), str(runs / "sam"), "--json", str(out))
+    _, text = steppe("compare", str(runs / "base"), str(runs / "sam"), "-o", str(out))
     assert "seeds 0, 1" in text
     assert "95 % over seeds, paired" in text
     found = json.loads(out.read_text())

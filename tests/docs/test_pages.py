@@ -122,9 +122,9 @@ def test_commands_exist(words):
             assert word.partition("=")[0] in known, f"{' '.join(words)!r}: there is no {word}"
     shown_only = re.search(r"…|[A-Z]{3,}|\bN\b|--help", " ".join(rest))
     if rest and not shown_only and not hasattr(command, "commands"):
-        context = command.make_context("steppe", rest)  # values of the right type, nothing missing or left over
-        if command.name == "train" and context.params["config"] is None:
-            parse(RunConfig, _overrides(context.params), where="the documentation")
+        with command.make_context("steppe", rest) as context:  # values of the right type, nothing missing or left over
+            if command.name == "train" and context.params["config"] is None:
+                parse(RunConfig, _overrides(context.params), where="the documentation")
 
 
 def _overrides(params: dict[str, Any]) -> dict[str, Any]:

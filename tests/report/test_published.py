@@ -49,6 +49,28 @@ def test_words_of_a_claim_and_a_cell():
     assert "".join(text for text, _ in found["sentence"]) == "Of 1 published claim 0 hold, 1 does not hold."
 
 
+@pytest.mark.parametrize(
+    ("claims", "sentence"),
+    [
+        ([("004", "holds")], "Of 1 published claim 1 holds."),
+        ([("", "undecided")] * 2, "Of 2 claims of our own 0 hold, 2 are undecided."),
+        (
+            [("", "not at this scale"), ("", "undecided"), ("002", "not measured yet"), ("002", "not measured yet")],
+            "Of 4 claims (2 of them our own) 0 hold, 1 is undecided, 2 are not measured yet, "
+            "1 cannot be judged at this scale.",
+        ),
+        (
+            [("004", "holds"), ("004", "holds"), ("", "does not hold"), ("004", None)],
+            "Of 4 claims (1 of them our own) 2 hold, 1 does not hold, 1 is undecided.",
+        ),
+    ],
+)
+def test_the_sentence_tells_published_from_own_and_undecided_from_not_measured(claims, sentence):
+    found = published_tables({"claims": [{"seed": seed, "verdict": verdict} for seed, verdict in claims]}, finished=1)
+    assert found is not None
+    assert "".join(text for text, _ in found["sentence"]) == sentence
+
+
 @pytest.mark.parametrize("odd", [{}, {"claims": 3, "cells": "x"}, {"claims": [1], "cells": [None]}])
 def test_nothing_to_compare(odd):
     assert published_tables(odd, finished=1) is None

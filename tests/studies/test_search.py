@@ -248,6 +248,12 @@ def test_the_clock_counts_earlier_sessions():
     assert kept == pytest.approx([15.0], abs=0.5)
 
 
+def test_the_clock_of_a_search_that_is_over_stands_still():
+    clock = Clock(time.monotonic() - 5, 10.0, pytest.fail, over=True)
+    clock.beat(now=True)
+    assert clock.elapsed_s == 10.0
+
+
 def test_folders_of_other_things_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="no search's folder"):

@@ -27,7 +27,7 @@ from steppe.cli.place import (
     check_place,
     gibibytes,
 )
-from steppe.cli.show import ReadingProgress, console, progress_bar
+from steppe.cli.show import JsonOption, ReadingProgress, console, print_json, progress_bar
 from steppe.config import DataConfig, RunConfig, parse
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def fit(
     memory_limit: MemoryOption = None,
     readers: ReadersOption = 0,
     resident: ResidentOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Find the best model for some images within a time, and train it. The same command again goes on."""
     began = _start_of_this_command()
@@ -71,7 +72,7 @@ def fit(
     folder = out or Path("runs") / f"fit-{_slug(data)}"
 
     from steppe.data import Keeping
-    from steppe.report import print_table, summarise, write_report
+    from steppe.report import print_table, row_values, summarise, write_report
     from steppe.runs import read_json
     from steppe.studies.search import Wanted, fit
 
@@ -91,14 +92,22 @@ def fit(
         )
     study = read_json(folder / "study.json")
     finished = [run for run in found.runs if run.finished]
-    print_table(summarise(finished, study)[:8], console)
+    rows = summarise(finished, study)
+    if not json:
+        print_table(rows[:8], console)
     page = write_report(found.runs, folder / "report.html", title=study["title"], study=study)
+    found.clock.beat(now=True)
+    took_s = found.clock.elapsed_s
+    if json:
+        files = {"folder": folder, "best": found.best.path, "pareto": folder / "pareto.csv", "report": page}
+        times = {"took_s": round(took_s, 2), "budget_s": found.budget_s}
+        print_json({"answer": found.answer, **files, **times, "rows": [row_values(row) for row in rows]})
+        return
     console.print(found.answer, markup=False, soft_wrap=True, style="bold")
     console.print(f"best run: {found.best.path}", markup=False, soft_wrap=True)
     console.print(f"accuracy against cost: {folder / 'pareto.csv'}", markup=False, soft_wrap=True)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
-    found.clock.beat(now=True)
-    console.print(f"took {found.clock.elapsed_s:.1f} of {budget_s:g} s", markup=False)
+    console.print(f"took {took_s:.1f} of {found.budget_s:g} s", markup=False)
 
 
 class _Shown:
@@ -136,7 +145,8 @@ def _slug(data: str) -> str:
 def _start_of_this_command() -> float:
     """When this process began, on the monotonic clock: loading Python and torch is part of the time somebody waits."""
     now = time.monotonic()
-    if Path(sys.argv[0]).name not in ("steppe", "__main__.py"):  # called from a program that has lived for a while
+    program = Path(sys.argv[0]).parts[-2:]
+    if program[-1:] != ("steppe",) and program != ("steppe", "__main__.py"):  # a program that has lived for a while
         return now
     try:
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()

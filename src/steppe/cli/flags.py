@@ -14,8 +14,10 @@ import typer
 from pydantic.fields import FieldInfo
 
 from steppe.config import RunConfig, leaves
+from steppe.errors import ConfigError
 
 KEYS = dict(leaves(RunConfig))
+_LAST = Counter(key.rpartition(".")[2] for key in KEYS)
 
 
 def flag_of(key: str) -> str:
@@ -23,15 +25,24 @@ def flag_of(key: str) -> str:
     section, _, last = key.rpartition(".")
     if last == "name":
         return f"--{section}"
-    clash = Counter(k.rsplit(".", 1)[-1] for k in KEYS)[last] > 1
-    return "--" + (f"{section}-{last}" if clash else last).replace("_", "-").replace(".", "-")
+    return "--" + (f"{section}-{last}" if _LAST[last] > 1 else last).replace("_", "-").replace(".", "-")
+
+
+def ambiguous_flags() -> dict[str, list[str]]:
+    """Flags that there would be if two sections had no key of the same name -> the keys that one may mean."""
+    shared = [last for last, count in _LAST.items() if count > 1 and last != "name"]
+    return {f"--{last.replace('_', '-')}": [key for key in KEYS if key.endswith(f".{last}")] for last in shared}
 
 
 def with_config_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command a flag for every key of a run; it receives those given as the nested dict `overrides`."""
     names = {key.replace(".", "__"): key for key in KEYS}
+    unclear = {f"unclear_{number}": flag for number, flag in enumerate(ambiguous_flags())}
 
     def wrapped(**arguments: Any) -> Any:
+        for name, flag in unclear.items():
+            if arguments.pop(name) is not None:
+                raise _which(flag)
         overrides: dict[str, Any] = {}
         for name, key in names.items():
             value = arguments.pop(name)
@@ -44,15 +55,23 @@ def with_config_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(**arguments, overrides=overrides)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
+    options = {name: _option(key, KEYS[key]) for name, key in names.items()}
+    options |= {name: Annotated[str | None, typer.Option(flag, hidden=True)] for name, flag in unclear.items()}
     made = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(key, KEYS[key]))
-        for name, key in names.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, option in options.items()
     ]
     kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "overrides"]
     wrapped.__signature__ = inspect.Signature([*kept, *made])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in [*kept, *made]}
     wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
     return wrapped
+
+
+def _which(flag: str) -> ConfigError:
+    """Say which flags somebody may have meant, and what each does: spelling alone would suggest unrelated ones."""
+    meant = [f"{flag_of(key)} ({KEYS[key].description})" for key in ambiguous_flags()[flag]]
+    return ConfigError(f"{flag} could mean several flags", where="the command line", mend=f"say {' or '.join(meant)}")
 
 
 def _option(key: str, field: FieldInfo) -> Any:

@@ -20,7 +20,7 @@ from steppe.cli.place import (
     MemoryOption,
     gibibytes,
 )
-from steppe.cli.show import ReadingProgress, console, errors, progress_bar
+from steppe.cli.show import JsonOption, ReadingProgress, console, errors, print_json, progress_bar
 from steppe.errors import ConfigError, DataError, MeasureError, RunError, SteppeError
 from steppe.runs import Run, find_runs
 
@@ -73,6 +73,17 @@ def print_measures(table: Mapping[str, Measure]) -> None:
             console.print(shown)
 
 
+def _measure_values(name: str, measure: Measure) -> dict[str, Any]:
+    """A measure in plain values: what `--list` says of it."""
+    from steppe.measuring.values import show_allowed
+
+    settings = {
+        key: {"default": value, "quick": measure.quick.get(key, value), "allowed": show_allowed(measure.values_of(key))}
+        for key, value in measure.defaults.items()
+    }
+    return {"measure": name, "what it is": measure.about, "by_default": measure.by_default, "settings": settings}
+
+
 def measuring_command(
     name: str,
     about: str,
@@ -111,6 +122,7 @@ def measuring_command(
         keep: KeepOption = Keep.auto,
         cache: CacheOption = None,
         memory_limit: MemoryOption = None,
+        json: JsonOption = False,
     ) -> None:
         from steppe.data import Keeping
         from steppe.data import data_root as root_of
@@ -119,7 +131,10 @@ def measuring_command(
 
         measures = table()
         if list_:
-            print_measures(measures)
+            if json:
+                print_json([_measure_values(name, measure) for name, measure in measures.items()])
+            else:
+                print_measures(measures)
             return
         chosen, changed = choose(measures, only), change_settings(measures, set_ or [])
         if with_ is not None and only is None and "between" in measures:
@@ -132,6 +147,7 @@ def measuring_command(
         options: dict[str, Any] = {"strict": only is not None, "quick": quick, "again": again, "batch_size": batch_size}
         keeping = Keeping(keep.value, gibibytes(memory_limit), cache)
         found: dict[str, dict[str, Any]] = {}
+        rows: list[dict[str, Any]] = []
         failures: dict[str, list[SteppeError]] = {}
         with progress_bar() as bar:
             where = {"data_root": data_root, "device": device, "progress": ReadingProgress(bar), "keeping": keeping}
@@ -152,9 +168,16 @@ def measuring_command(
                     failures[str(subject.folder)] = named
                 found[str(subject.folder)] = results
                 say(f"results: {subject.folder / file}")
-                if draw(subject, results):
-                    say(f"figures: {subject.folder / 'figures'}")
-        if len(found) > 1:
+                drawn = subject.folder / "figures" if draw(subject, results) else None
+                if drawn:
+                    say(f"figures: {drawn}")
+                made = {"results": subject.folder / file, "figures": drawn}
+                told = {"measures": notify.shown, "passed_over": notify.passed_over}
+                rows.append({"run": subject.folder, **made, **told})
+        if json and rows:
+            failed = {run: [error.what for error in some] for run, some in failures.items()}
+            print_json({"rows": rows, "failed": failed})
+        elif len(found) > 1:
             _print_side_by_side(found, chosen, headlines)
         _raise(failures, len({*found, *failures}))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +19,10 @@ class MeasuringProgress:
     def __init__(self, bar: Progress | None, headlines: Mapping[str, str]) -> None:
         """Show on `bar`; `headlines` says which figures of a result are printed: measure -> paths, dots between."""
         self.bar, self.headlines = bar, headlines
+        self.shown: dict[str, dict[str, Any]] = {}
+        """measure -> the figures of its line, those that are doubtful, and seconds (None: found before)"""
+        self.passed_over: dict[str, str] = {}
+        """measure -> why it was not made"""
         self.tasks: dict[str, TaskID] = {}
         self.now: tuple[str, float] | None = None
         self.done: tuple[int, int] | None = None
@@ -51,11 +55,15 @@ class MeasuringProgress:
             say(f"note: {name}: {details['text']}")
         elif event == "left_out":
             self._end(name)
+            self.passed_over[name] = details["reason"]
             say(f"{name}: passed over: {details['reason']}")
         else:
             self._end(name)
-            took = "found before" if event == "kept" else f"{details['time_s']:.1f} s"
-            say(f"{name}: {headline(details, self.headlines.get(name, ''))}({took})")
+            paths, took_s = self.headlines.get(name, ""), None if event == "kept" else details["time_s"]
+            values, doubtful = figures_of(details, paths), doubtful_of(details, paths)
+            self.shown[name] = {"values": values, "not_converged": doubtful, "time_s": took_s}
+            took = "found before" if took_s is None else f"{took_s:.1f} s"
+            say(f"{name}: {headline(values, doubtful)}({took})")
 
     def _end(self, name: str) -> None:
         self.now = None
@@ -98,14 +106,15 @@ def figures_of(found: Mapping[str, Any], paths: str) -> dict[str, float]:
     return out
 
 
-def headline(found: Mapping[str, Any], paths: str) -> str:
-    """The figures of a result that are worth a line, such as "mean 0.31  stderr 0.01  "; doubtful ones say so."""
-    shown = ""
-    for path in paths.split():
-        for name, value in figures_of(found, path).items():
-            doubt = " (not converged)" if _converged(found, path) is False else ""
-            shown += f"{name} {value:.4g}{doubt}  "
-    return shown
+def doubtful_of(found: Mapping[str, Any], paths: str) -> list[str]:
+    """Which of those numbers are eigenvalues that had not converged."""
+    return [name for path in paths.split() if _converged(found, path) is False for name in figures_of(found, path)]
+
+
+def headline(values: Mapping[str, float], doubtful: Sequence[str]) -> str:
+    """The figures of a result in a line, such as "mean 0.31  stderr 0.01  "; doubtful ones say so."""
+    doubts = {name: " (not converged)" if name in doubtful else "" for name in values}
+    return "".join(f"{name} {value:.4g}{doubts[name]}  " for name, value in values.items())
 
 
 def _converged(found: Mapping[str, Any], path: str) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli.place import DataRootOption, DeviceOption
-from steppe.cli.show import ReadingProgress, console, errors, progress_bar
+from steppe.cli.show import JsonOption, ReadingProgress, console, errors, print_json, progress_bar
 from steppe.errors import ConfigError, DataError
 from steppe.runs import write_atomically
 
@@ -62,12 +62,15 @@ def predict(
     data_root: DataRootOption = None,
     device: DeviceOption = None,
     batch_size: Annotated[int, typer.Option(min=1, max=65536, help="images at a time")] = 64,
+    json_: JsonOption = False,
 ) -> None:
     """Classify images by a trained network, with calibrated probabilities.
 
     An image that cannot be read is reported and skipped; the exit code is 2 if none could be read.
     """
-    kind = _format_of(format_, out)
+    if json_ and format_ not in (None, Format.json):
+        raise ConfigError(f"--json and --format {format_.value} ask for two things", mend="leave one of them out")
+    kind = _format_of(Format.json if json_ else format_, out)
     from steppe.deploy import Skipped, find_pictures, open_trained, predict_pictures
 
     trained = open_trained(run, device=device)
@@ -94,7 +97,10 @@ def predict(
     if not predictions:
         mend = "name images that can be read: files, folders or patterns such as 'photos/**/*.jpg'"
         raise DataError(f"no image could be classified; {len(skipped)} skipped", mend=mend)
-    _give(kind, trained, calibration, predictions, skipped, out)
+    if json_ and out is None:
+        print_json(_as_json(trained, calibration, predictions, skipped))
+    else:
+        _give(kind, trained, calibration, predictions, skipped, out)
     if skipped:
         _say(f"{len(predictions)} classified, {len(skipped)} skipped")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import PurePath
 from typing import Annotated, Any
 
 import typer
@@ -34,20 +36,48 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         """Send what follows nowhere."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 _quiet = os.environ.get("RANK", "0") != "0"  # of the processes that torchrun started the first one speaks
 console = _Console(highlight=False, quiet=_quiet)
 errors = _Console(stderr=True, highlight=False, quiet=_quiet)
+_document = _Console(highlight=False, markup=False, emoji=False, quiet=_quiet)
 
 
-JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+def _keep_stdout(context: typer.Context, asked: bool) -> bool:
+    """With --json the standard output is for one document: whatever else is printed goes to the standard error."""
+    if asked:
+        _document.file = sys.stdout
+        context.with_resource(redirect_stdout(sys.stderr))
+    return asked
+
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", callback=_keep_stdout, help="print JSON instead of a table; messages go to stderr")
+]
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON, for programs: nothing is wrapped, shortened or coloured."""
-    console.print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False), markup=False, soft_wrap=True)
+    """Print the document of a command that was asked for --json: nothing is wrapped, shortened or coloured."""
+    _document.print(json_text(value), soft_wrap=True)
+
+
+def json_text(value: Any) -> str:
+    """A value as readable JSON: paths as text, NaN and infinity as null."""
+    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode()  # a file's name may be no Unicode: as JSON escapes it
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: paths as text, numbers that are not finite as None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, PurePath) else value
 
 
 def epoch_line(record: dict[str, Any], total: float) -> str:

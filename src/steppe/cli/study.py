@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,13 +132,14 @@ def run(
     readers: ReadersOption = 0,
     resident: ResidentOption = None,
     track: TrackOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Run a study: what is finished is kept, what failed is told; then print the table and write the report.
 
     A second process on the same folder takes other runs.
     """
     from steppe.data import Keeping
-    from steppe.report import print_table, summarise, write_report
+    from steppe.report import print_table, row_values, summarise, write_report
     from steppe.studies import (
         default_workers,
         find_study,
@@ -160,7 +162,7 @@ def run(
         pick_device(device)
     check_place(on, address)
     if dry_run:
-        _print_estimate(study, chosen, folder, root, device, workers or default_workers(device))
+        _print_estimate(study, chosen, folder, root, device, workers or default_workers(device), json)
         return
     _check_folder(study, folder)
     at = f" at scale {study.default_scale}" if study.default_scale else ""
@@ -186,11 +188,17 @@ def run(
     if not runs:
         raise RunError("no run could be made", where=str(folder), mend=next(iter(failed.values()), None))
     about = read_study(folder)
-    print_table(summarise(runs, about), console)
+    rows = summarise(runs, about)
+    if not json:
+        print_table(rows, console)
     compared = _compared(study, planned, folder, published)
     title = study.title or study.name
     page = write_report(runs, folder / "report.html", title=title, study=about, comparison=compared)
-    console.print(f"report: {page}", markup=False, soft_wrap=True)
+    if json:
+        known = {"study": study.name, "scale": study.default_scale, "folder": folder, "report": page}
+        print_json({**known, "rows": [row_values(row) for row in rows], "failed": failed})
+    else:
+        console.print(f"report: {page}", markup=False, soft_wrap=True)
     if failed:
         count = f"{len(failed)} of {len(chosen)} runs failed"
         count += "; the others are done" if len(failed) < len(chosen) else ""
@@ -296,22 +304,36 @@ def _plan_table(planned: list[PlannedRun]) -> Table:
 
 
 def _print_estimate(
-    study: StudyConfig, planned: list[PlannedRun], folder: Path, data_root: str | None, device: str | None, workers: int
+    study: StudyConfig,
+    planned: list[PlannedRun],
+    folder: Path,
+    data_root: str | None,
+    device: str | None,
+    workers: int,
+    json: bool,
 ) -> None:
     from steppe.studies import estimate_runs, is_complete, threads_for
 
     todo = [p for p in planned if not is_complete(folder, p, study)]
     estimates = estimate_runs(todo, data_root=data_root, device=device, threads=threads_for(workers))
+    sums = {
+        "gradient_evaluations": sum(e.gradient_evaluations for e in estimates),
+        "flops": sum(e.flops for e in estimates),
+        "time_s": max([sum(e.time_s for e in estimates) / workers, *(e.time_s for e in estimates)]),
+    }
+    before = len(planned) - len(todo)
+    if json:
+        rows = [_planned(run_) | asdict(guess) for run_, guess in zip(todo, estimates, strict=True)]
+        print_json({"rows": rows, "finished_before": before, "workers": workers, **sums})
+        return
     table = Table("run", "gradient evaluations", "TFLOP", "seconds", box=None, header_style="bold")
     for run_, guess in zip(todo, estimates, strict=True):
         numbers = (f"{guess.gradient_evaluations:,.0f}", f"{guess.flops / 1e12:,.2f}", f"{guess.time_s:,.1f}")
         table.add_row(run_.config.run_id, *(("–", "–", Text(guess.problem)) if guess.problem else numbers))
     console.print(table)
-    times = [e.time_s for e in estimates]
     console.print(
-        f"{len(todo)} runs to do, {len(planned) - len(todo)} finished before; "
-        f"{sum(e.gradient_evaluations for e in estimates):,.0f} gradient evaluations, "
-        f"{sum(e.flops for e in estimates) / 1e12:,.1f} TFLOP, "
-        f"about {max([sum(times) / workers, *times]):,.0f} s of training with {workers} worker(s) on this machine",
+        f"{len(todo)} runs to do, {before} finished before; "
+        f"{sums['gradient_evaluations']:,.0f} gradient evaluations, {sums['flops'] / 1e12:,.1f} TFLOP, "
+        f"about {sums['time_s']:,.0f} s of training with {workers} worker(s) on this machine",
         soft_wrap=True,
     )

@@ -20,7 +20,7 @@ from steppe.cli.place import (
     WorkersOption,
     gibibytes,
 )
-from steppe.cli.show import ReadingProgress, TrainingProgress, console, progress_bar
+from steppe.cli.show import JsonOption, ReadingProgress, TrainingProgress, console, print_json, progress_bar
 from steppe.config import RunConfig, load_run_config, parse
 from steppe.runs import Several, make_trackers
 
@@ -45,12 +45,13 @@ def train(
     workers: WorkersOption = 0,
     resident: ResidentOption = None,
     track: TrackOption = None,
+    json: JsonOption = False,
     *,
     overrides: dict[str, Any],
 ) -> None:
     """Train one model and leave a run folder. The same command again goes on where it was stopped."""
     from steppe.data import Keeping
-    from steppe.report import print_table, summarise
+    from steppe.report import print_table, row_values, summarise
     from steppe.studies import execute
     from steppe.train import leads
 
@@ -74,6 +75,10 @@ def train(
         )
     if not leads():
         return
-    print_table(summarise([run]), console)
+    rows = summarise([run])
+    if json:
+        print_json({"run": run.path, "rows": [row_values(row) for row in rows]})
+        return
+    print_table(rows, console)
     console.print(f"run folder: {run.path}", markup=False, soft_wrap=True)
     console.print(f"a page about it: steppe report {run.path}", markup=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.cli.place import DataRootOption
-from steppe.cli.show import console, errors
+from steppe.cli.show import JsonOption, console, errors, json_text, print_json
 from steppe.errors import RunError
 from steppe.runs import write_atomically
 
@@ -29,7 +28,10 @@ def compare(
     draws: Annotated[
         int, typer.Option(min=100, max=1_000_000, help="so many draws of the bootstrap over test images")
     ] = 10_000,
-    out: Annotated[Path | None, typer.Option("--json", help="also write all of it to this file")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="also write all of it there, as JSON")
+    ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Say whether B is better than A on their test set, with 95 % intervals over seeds and over images."""
     from steppe.studies.groups import find_group
@@ -44,9 +46,12 @@ def compare(
     except ValueError as error:
         mend = "compare runs of the same data set, size and split_seed"
         raise RunError(str(error), where=f"{a} and {b}", mend=mend) from None
-    _print(found)
+    if json:
+        print_json(_as_json(found))
+    else:
+        _print(found)
     if out is not None:
-        write_atomically(out, json.dumps(_as_json(found), indent=2) + "\n")
+        write_atomically(out, json_text(_as_json(found)) + "\n")
         console.print(f"written: {out}", markup=False, soft_wrap=True)
 
 

@@ -9,6 +9,14 @@ from typing import Any
 from steppe.report.numbers import MISSING, number
 
 _KINDS = {"holds": "better", "does not hold": "worse"}
+_WORDS = {
+    "holds": ("holds", "hold"),
+    "does not hold": ("does not hold", "do not hold"),
+    "undecided": ("is undecided", "are undecided"),
+    "not measured yet": ("is not measured yet", "are not measured yet"),
+    "not at this scale": ("cannot be judged at this scale", "cannot be judged at this scale"),
+}
+"""What became of one claim and of several, in the order they are told."""
 
 
 def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, Any] | None:
@@ -28,7 +36,7 @@ def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, 
     return {
         "claims": claims,
         "counts": [(verdict, count, _KINDS.get(verdict, "")) for verdict, count in counts.most_common()],
-        "sentence": _sentence(counts),
+        "sentence": _sentence(counts, sum(bool(claim["source"]) for claim in claims)),
         "cells": compared,
         "left_out": [
             {"place": _place(cell), "value": _value(cell.get("value"), cell.get("unit")), "note": str(cell.get("note"))}
@@ -39,16 +47,27 @@ def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, 
     }
 
 
-def _sentence(counts: Counter[str]) -> list[tuple[str, bool]]:
-    """How many claims hold, in words: pieces of text, each with whether it is emphasised."""
+def _sentence(counts: Counter[str], published: int) -> list[tuple[str, bool]]:
+    """What became of the claims, in words: pieces of text, each with whether it is emphasised.
+
+    Args:
+        counts: how many claims have each verdict.
+        published: how many of them were published somewhere; the others are the study's own.
+    """
     total = sum(counts.values())
-    holds, fails = counts["holds"], counts["does not hold"]
-    rest = total - holds - fails
-    parts = [f"{fails} {'does' if fails == 1 else 'do'} not hold"] if fails else []
-    parts += [f"{rest} {'is' if rest == 1 else 'are'} not decided here"] if rest else []
-    start = f"Of {total} published claim{'' if total == 1 else 's'} "
-    end = "".join(f", {part}" for part in parts)
-    return [(start, False), (f"{holds} hold{'s' if holds == 1 else ''}", True), (f"{end}.", False)]
+    what = "claim" if total == 1 else "claims"
+    if published == total:
+        what = f"published {what}"
+    else:
+        what += f" ({total - published} of them our own)" if published else " of our own"
+    first, *others = [verdict for verdict in {**_WORDS, **counts} if counts[verdict] or verdict == "holds"]
+    end = "".join(f", {_became(verdict, counts[verdict])}" for verdict in others)
+    return [(f"Of {total} {what} ", False), (_became(first, counts[first]), True), (f"{end}.", False)]
+
+
+def _became(verdict: str, count: int) -> str:
+    one, several = _WORDS.get(verdict, (verdict, verdict))
+    return f"{count} {one if count == 1 else several}"
 
 
 def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:

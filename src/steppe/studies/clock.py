@@ -11,19 +11,23 @@ from steppe.errors import ConfigError
 
 
 class Clock:
-    """The seconds a search has had, in all of its sessions; kept in its folder while they pass."""
+    """The seconds a search has had, in all of its sessions; kept in its folder while they pass.
 
-    def __init__(self, began: float, before_s: float, keep: Callable[[float], None]) -> None:
-        self.began, self.before_s, self._keep, self._kept = began, before_s, keep, 0.0
+    The clock of a search that is over stands still: looking at it again costs it nothing.
+    """
+
+    def __init__(self, began: float, before_s: float, keep: Callable[[float], None], *, over: bool = False) -> None:
+        self.began, self.before_s, self.over = began, before_s, over
+        self._keep, self._kept = keep, 0.0
 
     @property
     def elapsed_s(self) -> float:
         """Seconds so far."""
-        return self.before_s + time.monotonic() - self.began
+        return self.before_s + (0.0 if self.over else time.monotonic() - self.began)
 
     def beat(self, *, now: bool = False) -> None:
         """Keep the time, every two seconds or at once."""
-        if now or time.monotonic() - self._kept > 2:
+        if not self.over and (now or time.monotonic() - self._kept > 2):
             self._keep(self.elapsed_s)
             self._kept = time.monotonic()
 

@@ -109,6 +109,7 @@ class Fitted:
         answer: why, in a sentence.
         runs: every run, the best first, then unfinished ones.
         clock: what it took, in all sessions.
+        budget_s: the seconds it was given.
     """
 
     folder: Path
@@ -116,6 +117,7 @@ class Fitted:
     answer: str
     runs: list[Run]
     clock: Clock
+    budget_s: float
 
 
 def write_study(folder: Path, runs: Sequence[Run], data: str, answer: str, budget: str) -> None:

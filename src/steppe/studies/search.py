@@ -86,8 +86,9 @@ def fit(
             opened.callback(executor.close)
         search = Search(wanted, budget_s, folder, dataset, place, keeping, notify, began, executor)
         try:
-            search.try_out()
-            search.train_winner()
+            if not search.over:
+                search.try_out()
+                search.train_winner()
             return search.conclude()
         except (Interrupted, KeyboardInterrupt):
             search.clock.beat(now=True)

@@ -55,16 +55,17 @@ class Search:
         began: float,
         executor: Executor | None = None,
     ) -> None:
-        self.wanted, self.budget_s, self.folder, self.dataset = wanted, budget_s, folder, dataset
+        self.wanted, self.folder, self.dataset = wanted, folder, dataset
         self.device, self.notify = device, notify
         self.about: dict[str, Any] = {**read_about(folder), **wanted.to_json()}
         if budget_s > self.about.get("budget_s", 0.0):  # a longer one than before: the search itself goes on
             self.about.pop("final", None)
             self.about.pop("best", None)
-        self.about["budget_s"] = budget_s
-        self.came_s = time.monotonic() - began
-        self.clock = Clock(began, float(self.about.get("elapsed_s", 0.0)), self._keep_time)
         self.over = "best" in self.about
+        self.budget_s = float(self.about["budget_s"]) if self.over else budget_s
+        self.about["budget_s"] = self.budget_s
+        self.came_s = time.monotonic() - began
+        self.clock = Clock(began, float(self.about.get("elapsed_s", 0.0)), self._keep_time, over=self.over)
         if "space" not in self.about:
             self._settle()
         self.space = Space.from_json(self.about["space"])
@@ -306,7 +307,7 @@ class Search:
         write_study(self.folder, ordered, self.wanted.data.name, answer, show_seconds(self.budget_s))
         self.about |= {"best": best.id, "answer": answer}
         self.clock.beat(now=True)
-        return Fitted(self.folder, best, answer, ordered, self.clock)
+        return Fitted(self.folder, best, answer, ordered, self.clock, self.budget_s)
 
     def _measure(self, best: Run) -> None:
         """Flatness of the best run, where the time allows."""
@@ -320,9 +321,7 @@ class Search:
         return 0.4 * found / count * min(settings.noise_examples, count) * (settings.noise_draws + 1)
 
     def _keep_time(self, elapsed_s: float) -> None:
-        """Keep the time; looking again at a search that is over costs it nothing."""
-        if self.over:
-            return
+        """Keep the time."""
         write_json(self.folder / "fit.json", {**self.about, "elapsed_s": round(elapsed_s, 2)})
 
 
