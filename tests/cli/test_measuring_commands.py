@@ -48,6 +48,22 @@ def test_an_eigenvalue_that_has_not_converged_says_so(runs, capsys):
     assert re.search(r"lambda max [\d.e+-]+ \(not converged\)", capsys.readouterr().out)
 
 
+def test_how_far_a_figure_depends_on_images_batches_and_logits(runs, capsys):
+    of_lambda = ("examples=40", "iterations=5", "parts=whole", "subsets=4", "batchnorm=batch", "tolerance=0.5")
+    asked = [f"lambda_max.{key}" for key in of_lambda] + ["ntk.definition=one", "ntk.logit=7", "ntk.block=5"]
+    options = [part for key in asked for part in ("--set", key)]
+    assert steppe("geometry", runs / "resnet", "--quick", "--only", "lambda_max,ntk", "--batch-size", 20, *options) == 0
+    found = json.loads((runs / "resnet" / "geometry.json").read_text())
+    spread = found["lambda_max"]["subsets"]
+    assert len(spread["values"]) == spread["subsets"] == 4
+    assert spread["mean"] == pytest.approx(np.mean(spread["values"]))
+    assert spread["stderr"] == pytest.approx(np.std(spread["values"], ddof=1) / 2)
+    assert len(set(spread["values"])) == 4
+    assert found["lambda_max"]["how"]["batch_norm"] == "batch"
+    assert found["ntk"]["name"].startswith("ntk_kappa_one7_5x")
+    assert "subsets stderr" in capsys.readouterr().out
+
+
 def test_a_damaged_file_of_results_is_set_aside(runs, capsys):
     assert steppe("geometry", runs / "vit", "--only", "norms", "--quick") == 0
     path = runs / "vit" / "geometry.json"

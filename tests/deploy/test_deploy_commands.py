@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from commands import steppe
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from steppe.cli import show
-from steppe.deploy import onnx_format
+from steppe.deploy import find_pictures, look_at, onnx_format, open_trained
 
 
 @pytest.fixture(autouse=True)
@@ -189,3 +190,34 @@ def test_an_onnx_folder_is_not_for_predict(runs, photos, capsys):
     assert steppe("export", "runs/resnet", "-o", "out") == 0
     assert steppe("predict", "out", photos) == 2
     assert "it is for onnxruntime" in capsys.readouterr().err
+
+
+def test_attention_is_drawn_where_there_is_some(runs, photos, capsys):
+    Path("bad.png").write_text("no image")
+    assert steppe("predict", "runs/vit", "bad.png", photos, "--attention", "look.PNG") == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1 + 24  # the answers, as ever
+    assert "attention: look.png" in err
+    with Image.open("look.png") as picture:
+        assert picture.width > 3 * picture.height  # twelve columns, three rows
+    assert steppe("predict", "runs/resnet", photos, "--attention", "look2.pdf") == 2
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1 + 24
+    assert "has no attention to show" in err
+    assert steppe("predict", "runs/vit", photos, "--attention", "look") == 2
+    assert "call it FILE.png or FILE.pdf" in capsys.readouterr().err
+    assert not list(Path().glob("look2*"))
+
+
+def test_maps_are_those_of_the_pictures_that_can_be_read(made, photos):
+    trained = open_trained(made / "vit")
+    pictures, _ = find_pictures([photos])
+    images, maps = look_at(trained, pictures[:3])
+    assert images.shape == (3, 1, 8, 8)
+    assert images.dtype == np.uint8
+    for found in maps.values():
+        assert found.shape == (3, 8, 8)
+        assert found.min() == 0
+        assert found.max() == 1
+    other = look_at(trained, pictures[2:3])[1]
+    np.testing.assert_allclose(other["rollout"][0], maps["rollout"][2], atol=1e-5)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from steppe.measuring import Measure
 
 HEADLINES = {
-    "lambda_max": "parts.whole.lambda_max.value parts.whole.lambda_min.value",
+    "lambda_max": "parts.whole.lambda_max.value parts.whole.lambda_min.value subsets.mean subsets.stderr",
     "trace": "parts.whole.mean parts.whole.stderr",
     "spectrum": "largest smallest",
     "sharpness": "none.first_order weights.first_order",

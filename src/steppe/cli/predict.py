@@ -20,10 +20,12 @@ from steppe.runs import write_atomically
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from steppe.deploy import Calibration, Prediction, Skipped, Trained
+    from steppe.deploy import Calibration, Picture, Prediction, Skipped, Trained
 
 SHOWN = 20
 """So many skipped images are named one by one."""
+DRAWN = 12
+"""So many images at most are drawn with what a network attends to in them."""
 
 
 class Format(StrEnum):
@@ -56,6 +58,10 @@ def predict(
         Odd | None,
         typer.Option(help="what to do with images that are not 8-bit RGB or grey  \\[default: as the run's data]"),
     ] = None,
+    attention: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"draw where a ViT looks in the first {DRAWN} images, as PNG or PDF"),
+    ] = None,
     make_calibration: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="fit the temperature where the run has none yet")
     ] = True,
@@ -71,6 +77,8 @@ def predict(
     if json_ and format_ not in (None, Format.json):
         raise ConfigError(f"--json and --format {format_.value} ask for two things", mend="leave one of them out")
     kind = _format_of(Format.json if json_ else format_, out)
+    if attention is not None and attention.suffix.lower() not in (".png", ".pdf"):
+        raise ConfigError("it is not clear what to draw", where=str(attention), mend="call it FILE.png or FILE.pdf")
     from steppe.deploy import Skipped, find_pictures, open_trained, predict_pictures
 
     trained = open_trained(run, device=device)
@@ -103,6 +111,23 @@ def predict(
         _give(kind, trained, calibration, predictions, skipped, out)
     if skipped:
         _say(f"{len(predictions)} classified, {len(skipped)} skipped")
+    if attention is not None:
+        _draw_attention(trained, pictures, predictions, odd_images, attention)
+
+
+def _draw_attention(
+    trained: Trained, pictures: Sequence[Picture], predictions: Sequence[Prediction], odd_images: Odd | None, to: Path
+) -> None:
+    from steppe.deploy import look_at
+    from steppe.report.paper import draw_attention, save
+
+    answers = {one.name: one for one in predictions}
+    chosen = [picture for picture in pictures if picture.name in answers][:DRAWN]
+    images, maps = look_at(trained, chosen, odd_images=odd_images.value if odd_images else None)
+    names = [f"{one.classes[0][:14]} {one.probabilities[0]:.0%}" for one in (answers[p.name] for p in chosen)]
+    figure = draw_attention(images, maps, trained.name, names)
+    (path,) = save(figure, to.with_suffix(""), [to.suffix.lower().removeprefix(".")])
+    _say(f"attention: {path}")
 
 
 def calibrate(

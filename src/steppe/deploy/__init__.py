@@ -3,7 +3,7 @@
 from steppe.deploy.calibration import Calibration, fit_temperature, get_calibration
 from steppe.deploy.export import FORMATS, Exported, export
 from steppe.deploy.images import Picture, Skipped, find_pictures
-from steppe.deploy.predicting import Prediction, predict_pictures
+from steppe.deploy.predicting import Prediction, look_at, predict_pictures
 from steppe.deploy.trained import Trained, open_trained
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "find_pictures",
     "fit_temperature",
     "get_calibration",
+    "look_at",
     "open_trained",
     "predict_pictures",
 ]

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from steppe.data import Normalise
+from steppe.data.resample import resize
 from steppe.deploy.images import Picture, Skipped, decoding, read_picture
 from steppe.deploy.trained import Trained
 from steppe.errors import ConfigError
+from steppe.geometry.attention import attention_maps, enlarge
 from steppe.measuring import in_smaller_chunks
 
 THREADS = 4
@@ -56,13 +58,8 @@ def predict_pictures(
     Raises:
         ConfigError: the network does not classify pictures.
     """
-    if not trained.takes_pictures:
-        what = f"this network learned points in the plane ({trained.images.name}), not pictures"
-        raise ConfigError(what, where=str(trained.folder))
-    images = trained.images
-    odd = odd_images or trained.odd_images
-    read = partial(read_picture, size=images.train.shape[-1], channels=images.channels, odd_images=odd)
-    normalise = Normalise(images, trained.device)
+    read = _reader(trained, odd_images)
+    normalise = Normalise(trained.images, trained.device)
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         for start in range(0, len(pictures), batch_size):
             part = pictures[start : start + batch_size]
@@ -76,6 +73,43 @@ def predict_pictures(
                     answer = Skipped(picture.name, "the network's answer is not a finite number")
                 yield answer
             tell(start + len(part))
+
+
+def look_at(
+    trained: Trained, pictures: Sequence[Picture], *, odd_images: str | None = None
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Where a vision transformer looks in pictures: these as it sees them, and a map of each of its two kinds.
+
+    Args:
+        trained: the network.
+        pictures: that can be read.
+        odd_images: as in `predict_pictures`.
+
+    Returns:
+        The pictures, (N, C, S, S) of uint8; and "last layer" and "rollout" -> maps (N, S, S) in [0, 1].
+
+    Raises:
+        ConfigError: the network does not classify pictures.
+        MeasureError: it has no attention over the whole picture.
+    """
+    read = _reader(trained, odd_images)
+    with decoding():
+        found = [one for one in map(read, pictures) if isinstance(one, np.ndarray)]
+    size = trained.images.image_size
+    batch = torch.from_numpy(np.stack(found))
+    seen = Normalise(trained.images, trained.device)(batch.to(trained.device))
+    maps = {name: attention_maps(trained.model, seen, rollout=name == "rollout") for name in ("last layer", "rollout")}
+    shown = resize(batch, size).round().clamp(0, 255).byte()
+    return shown.numpy(), {name: enlarge(some, size).cpu().numpy() for name, some in maps.items()}
+
+
+def _reader(trained: Trained, odd_images: str | None) -> Callable[[Picture], np.ndarray | Skipped]:
+    """Reads pictures as the network's training images were read."""
+    if not trained.takes_pictures:
+        what = f"this network learned points in the plane ({trained.images.name}), not pictures"
+        raise ConfigError(what, where=str(trained.folder))
+    images, odd = trained.images, odd_images or trained.odd_images
+    return partial(read_picture, size=images.train.shape[-1], channels=images.channels, odd_images=odd)
 
 
 def _answer(

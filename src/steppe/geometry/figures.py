@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from steppe.data import Dataset
 from steppe.errors import ConfigError, MeasureError
 from steppe.geometry.curvature import measure_curvature, measure_trace, top_eigenvectors
+from steppe.geometry.how import spread_over_subsets
 from steppe.geometry.norms import measure_activations, measure_gradient_norms, measure_missing_rate, weight_norms
 from steppe.geometry.parts import WHOLE, trained_parameters
 from steppe.geometry.sharpness import measure_sharpness
@@ -27,13 +28,23 @@ SCALINGS = ("none", "weights", "all", "layer")
 
 
 def curvature(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    """λmax and λmin of the whole Hessian and of its blocks."""
+    """λmax and λmin of the whole Hessian and of its blocks; on request λmax of the whole on subsets of the data."""
     parts = _parts(model, settings["parts"])
     each = settings["iterations"] * (1 if settings["method"] == "lanczos" else 2)
     keys = ("method", "top", "iterations", "tolerance")
     known = {part: found for part, found in _known(settings, dict).items() if part in parts and _whole(found)}
     options: dict[str, Any] = {"parts": parts, "known": known}
-    return _of_hessian(measure_curvature, model, dataset, settings, keys, dict.fromkeys(parts, each), **options)
+    found = _of_hessian(measure_curvature, model, dataset, settings, keys, dict.fromkeys(parts, each), **options)
+    if settings["subsets"] > 1:
+        plain = {key: settings[key] for key in ("method", "iterations", "tolerance", "seed", "precision")}
+
+        def largest(batches: Batches) -> float:
+            same: dict[str, Any] = {"loss": settings.chosen_loss, "batch_norm": settings["batchnorm"], "check": False}
+            whole = measure_curvature(model, batches, **plain, **same)["parts"][WHOLE]
+            return whole["lambda_max"]["value"]
+
+        found["subsets"] = spread_over_subsets(largest, _images(dataset, settings), settings["subsets"])
+    return found
 
 
 def trace(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
@@ -81,6 +92,7 @@ def _of_hessian(
         model,
         _images(dataset, settings),
         loss=settings.chosen_loss,
+        batch_norm=settings["batchnorm"],
         progress=progress,
         found_so_far=settings.keep,
         **{key: settings[key] for key in (*keys, "seed", "precision", "compiled")},
@@ -112,10 +124,8 @@ def tangent_kernel(model: nn.Module, dataset: Dataset, settings: Settings) -> di
     model = settings.chosen_weights(model)
     block = settings["block"]
     batches = settings.batches(dataset.train, dataset, settings["blocks"] * block, block)
-    found = measure_tangent_kernel(
-        model, batches, definition=settings["definition"], block=block, relu=settings["relu"], tell=settings.tell
-    )
-    return _told(found)
+    asked = {key: settings[key] for key in ("definition", "logit", "relu")}
+    return _told(measure_tangent_kernel(model, batches, block=block, tell=settings.tell, **asked))
 
 
 def norms(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:

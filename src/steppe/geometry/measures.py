@@ -22,6 +22,7 @@ from steppe.geometry.tangent import Definition
 from steppe.measuring import (
     CROSS_ENTROPY,
     Batches,
+    BatchNormMode,
     Measure,
     Precision,
     Range,
@@ -186,7 +187,9 @@ _HESSIAN: dict[str, Any] = {
     "loss": "trained",
     "precision": "float32",
     "compiled": False,
+    "batchnorm": "running",
 }
+_OF_HESSIAN: dict[str, Allowed] = {"batchnorm": get_args(BatchNormMode)}
 
 _MAY: dict[str, Allowed] = {
     "examples": Range(1),
@@ -195,12 +198,14 @@ _MAY: dict[str, Allowed] = {
     "parts": Text("roles, all, whole, or names such as attention,block1"),
     "method": ("lanczos", "power"),
     "top": Range(1),
+    "subsets": Range(1),
     "iterations": Range(1),
     "tolerance": Range(0, 1, above=True),
     "definition": get_args(Definition),
     "weights": ("trained", "initial"),
     "block": Range(2),
     "blocks": Range(1),
+    "logit": Range(0),
     "weight": Range(0, 1),
     "noise_sigma": Range(0, above=True),
     "noise_draws": Range(2),
@@ -224,7 +229,7 @@ def _of_first_weights(measure: Measure) -> Measure:
 _TANGENT_KERNEL = Measure(
     figures.tangent_kernel,
     "condition number of the tangent kernel, over diagonal blocks",
-    {"weights": "trained", "definition": "sum", "block": 48, "blocks": 8, "relu": False},
+    {"weights": "trained", "definition": "sum", "logit": 0, "block": 48, "blocks": 8, "relu": False},
     quick={"blocks": 1},
     allowed=_MAY,
 )
@@ -239,23 +244,31 @@ MEASURES: dict[str, Measure] = {
     "lambda_max": Measure(
         figures.curvature,
         "largest and smallest eigenvalue of the Hessian, whole and by block",
-        {"parts": "roles", "method": "lanczos", "top": 1, "iterations": 100, "tolerance": 1e-3, **_HESSIAN},
+        {
+            "parts": "roles",
+            "method": "lanczos",
+            "top": 1,
+            "iterations": 100,
+            "tolerance": 1e-3,
+            "subsets": 1,
+            **_HESSIAN,
+        },
         quick={"examples": 128, "iterations": 12, "tolerance": 0.01},
-        allowed=_MAY,
+        allowed=_MAY | _OF_HESSIAN,
     ),
     "trace": Measure(
         figures.trace,
         "trace of the Hessian, whole and by block, with error bars",
         {"parts": "roles", "probes": 50, **_HESSIAN},
         quick={"examples": 128, "probes": 5},
-        allowed={**_MAY, "probes": Range(2)},
+        allowed={**_MAY, **_OF_HESSIAN, "probes": Range(2)},
     ),
     "spectrum": Measure(
         figures.spectrum,
         "density of the Hessian's eigenvalues",
         {"probes": 3, "steps": 50, **_HESSIAN},
         quick={"examples": 128, "probes": 1, "steps": 15},
-        allowed={**_MAY, "probes": Range(1), "steps": Range(1)},
+        allowed={**_MAY, **_OF_HESSIAN, "probes": Range(1), "steps": Range(1)},
     ),
     "sharpness": Measure(
         figures.sharpness,

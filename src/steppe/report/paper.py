@@ -184,13 +184,16 @@ def draw_bars(
     return _tidy(figure, axes)
 
 
-def draw_attention(images: np.ndarray, rows: Mapping[str, np.ndarray], title: str = "") -> Figure:
+def draw_attention(
+    images: np.ndarray, rows: Mapping[str, np.ndarray], title: str = "", names: Sequence[str] = ()
+) -> Figure:
     """Images, and maps laid over them.
 
     Args:
         images: (N, C, H, W) of uint8.
         rows: name -> maps (N, H, W) in [0, 1], such as "last layer" and "rollout".
         title: above.
+        names: one above each image, if any.
     """
     count = len(images)
     figure = _figure(1.15 * count + 0.6, 1.2 * (1 + len(rows)) + 0.35)
@@ -200,6 +203,8 @@ def draw_attention(images: np.ndarray, rows: Mapping[str, np.ndarray], title: st
         grid[0][column].imshow(shown)
         for row, maps in enumerate(rows.values(), 1):
             grid[row][column].imshow(overlay(shown, maps[column]))
+    for axes, name in zip(grid[0], names, strict=False):
+        axes.set_title(plain(name), fontsize=_SIZE - 1)
     for row, name in enumerate(["image", *rows]):
         grid[row][0].set_ylabel(name, fontsize=_SIZE)
         for axes in grid[row]:
