@@ -412,3 +412,13 @@ def test_runs_of_the_same_name_are_told_apart():
 
     assert short_names(["runs/a/0", "runs/b/0"]) == {"runs/a/0": "a/0", "runs/b/0": "b/0"}
     assert short_names(["runs/a", "runs/b"]) == {"runs/a": "a", "runs/b": "b"}
+
+
+def test_runs_side_by_side_say_which_figure_is_which(runs, capsys):
+    assert steppe("evaluate", runs / "vit", runs / "resnet", *FEW, "--only", "scores,attacks") == 0
+    table = capsys.readouterr().out.splitlines()[-3:]
+    assert table[0].split() == ["vit", "resnet"]
+    found = {line.split("  ")[0]: [float(cell) for cell in line.split()[-2:]] for line in table[1:]}
+    expected = [Run(runs / name).read("robustness.json")["attacks"]["pgd"] for name in ("vit", "resnet")]
+    assert found["attacks: pgd"] == pytest.approx(expected, rel=1e-3)
+    assert list(found) == ["scores: top1", "attacks: pgd"]

@@ -7,6 +7,7 @@ import pytest
 
 from steppe.errors import RunError
 from steppe.runs import Answers, read_answers, write_answers
+from steppe.studies.groups import _read_labels
 from steppe.studies.versus import Group, bootstrap_mean, compare_groups, mean_interval
 
 LABELS = np.arange(400, dtype=np.int32) % 10
@@ -106,3 +107,24 @@ def test_answers_are_kept_and_damage_is_told(tmp_path):
     (tmp_path / "answers.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(RunError, match="damaged"):
         read_answers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ("model=ViT,training=AdamW, 2× epochs", {"model": "ViT", "training": "AdamW, 2× epochs"}),
+        ("training=SAM, ρ = 0.05", {"training": "SAM, ρ = 0.05"}),
+        ("training='SAM, ρ = 0.05', model = ViT", {"training": "SAM, ρ = 0.05", "model": "ViT"}),
+        ('model="a,training=b"', {"model": '"a', "training": 'b"'}),  # a label's name after a comma begins a label
+        ("training=", {"training": ""}),
+    ],
+)
+def test_labels_may_hold_commas_and_equal_signs(chosen, expected):
+    assert _read_labels(chosen, {"model", "training"}) == expected
+
+
+@pytest.mark.parametrize("chosen", ["", "ViT", "size=3", "x, model=ViT"])
+def test_what_names_no_label_is_refused(chosen):
+    with pytest.raises(RunError, match="LABEL=VALUE") as caught:
+        _read_labels(chosen, {"model", "training"})
+    assert "model, training" in str(caught.value.mend)

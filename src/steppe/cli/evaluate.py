@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 HEADLINES = {
     "scores": "top1 top5 ece nll brier",
     "corruptions": "mean mean_15",
-    "attacks": "clean fgsm pgd",
+    "attacks": "pgd fgsm clean",
     "variants": "imagenet_v2.top1 imagenet_r.top1 imagenet_real.top1",
 }
 

@@ -290,17 +290,27 @@ def short_names(paths: list[str]) -> dict[str, str]:
 def _print_side_by_side(
     found: Mapping[str, dict[str, Any]], chosen: Mapping[str, Measure], headlines: Mapping[str, str]
 ) -> None:
-    """One line a run, with the first figure of every measure."""
-    measures = [name for name in chosen if headlines.get(name)]
+    """The first figure of every measure, a line for each figure or for each run, whichever are more.
+
+    The centre of a landscape is left out: it is the loss of the weights, which tells nothing of the landscape.
+    """
     names = short_names(list(found))
-    rows = [["run", *measures]]
-    for run, results in found.items():
-        row = [names[run]]
-        for name in measures:
+    columns: dict[str, dict[str, float]] = {}
+    for name in chosen:
+        if headlines.get(name, "centre") == "centre":
+            continue
+        for run, results in found.items():
             result = results.get(chosen[name].key or name)
             values = figures_of(result, headlines[name]) if isinstance(result, dict) else {}
-            row.append(f"{next(iter(values.values())):.4g}" if values else "–")
-        rows.append(row)
+            for figure, value in list(values.items())[:1]:
+                columns.setdefault(f"{name}: {figure}", {})[run] = value
+    rows = [["run", *columns]]
+    for run in found:
+        cells = [f"{values[run]:.4g}" if run in values else "–" for values in columns.values()]
+        rows.append([names[run], *cells])
+    if len(found) <= len(columns):
+        rows = [list(row) for row in zip(*rows, strict=True)]
+        rows[0][0] = ""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *rest in rows:
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]

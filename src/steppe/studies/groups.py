@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,27 +80,27 @@ def _with_labels(runs: list[Run], folder: Path, chosen: str) -> list[Run]:
             "this folder has no study whose labels could choose", where=str(folder), mend="name runs instead"
         )
     labels = {str(one.get("run_id")): dict(one.get("labels") or {}) for one in planned if isinstance(one, dict)}
-    wanted = _read_labels(chosen)
-    found = [run for run in runs if all(labels.get(run.id, {}).get(k) == v for k, v in wanted.items())]
+    own = {run.id: labels.get(run.id, {}) for run in runs}
+    wanted = _read_labels(chosen, {name for some in labels.values() for name in some})
+    found = [run for run in runs if all(own[run.id].get(k) == v for k, v in wanted.items())]
     if not found:
-        known = sorted({f"{k}={v}" for some in labels.values() for k, v in some.items()})
+        known = sorted({f"{k}={v}" for some in own.values() for k, v in some.items()})
         raise RunError(f"no finished run has {chosen}", where=str(folder), mend=f"there are: {'; '.join(known)}")
     return found
 
 
-def _read_labels(chosen: str) -> dict[str, str]:
-    """`model=ViT,training=AdamW, 2× epochs`: a comma inside a value does not end it."""
-    wanted: dict[str, str] = {}
-    for word in chosen.split(","):
-        key, sign, value = word.partition("=")
-        if sign:
-            wanted[key.strip()] = value.strip()
-        elif wanted:
-            last = next(reversed(wanted))
-            wanted[last] = f"{wanted[last]},{word}"
-        else:
-            raise RunError(f"{chosen!r} is no LABEL=VALUE", mend="say, for instance, FOLDER:model=ViT,training=SAM")
-    return wanted
+def _read_labels(chosen: str, names: set[str]) -> dict[str, str]:
+    """`model=ViT,training='SAM, ρ = 0.05'`: only a comma before a label's name ends a value; quotes may enclose one."""
+    known = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    words = re.split(rf"(?:^|,)\s*({known})\s*=", chosen) if known else [chosen]
+    if len(words) < 3 or words[0].strip():
+        mend = f"say, for instance, FOLDER:model=ViT,training=SAM; this study's labels: {', '.join(sorted(names))}"
+        raise RunError(f"{chosen!r} is no LABEL=VALUE", mend=mend)
+    return {name: _without_quotes(value.strip()) for name, value in zip(words[1::2], words[2::2], strict=True)}
+
+
+def _without_quotes(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
 def _differing(configs: list[RunConfig]) -> list[str]:

@@ -41,7 +41,7 @@ def available_cores() -> int:
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Collect versions, machine, device, threads, commit and command."""
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [*_program(), *sys.argv[1:]],
         "commit": _commit(),
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
@@ -52,6 +52,17 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in PACKAGES},
     }
+
+
+def _program() -> list[str]:
+    """What a person types before the arguments: `python -m steppe` has the name of a file, torchrun is not told."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    machines = max(1, int(os.environ.get("WORLD_SIZE", "1")) // ranks)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        several = [f"--nnodes={machines}"] if machines > 1 else []
+        return ["torchrun", *several, f"--nproc-per-node={ranks}", "-m", "steppe"]
+    path = Path(sys.argv[0])
+    return ["steppe"] if path.parts[-2:] == ("steppe", "__main__.py") else [path.name]
 
 
 def _version(package: str) -> str | None:
