@@ -385,3 +385,23 @@ def test_a_rate_that_a_model_lacks_is_not_blamed_on_the_image_size(capsys):
 def test_a_measure_that_is_unknown_is_answered_with_those_there_are(capsys):
     assert steppe("geometry", "nowhere", "--only", "zzz") == 2
     assert "lambda_max" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("steppe train --minimizer lo", ["looksam"]),
+        ("steppe train --schedule c", ["constant", "cosine"]),
+        ("steppe train --model vit_6", ["vit_6l_8h_384"]),
+        ("steppe train --data cifar", ["cifar10", "cifar100"]),
+        ("steppe study run sw", ["swin-finetune"]),
+        ("steppe study show wrn --scale s", ["smoke", "small"]),
+    ],
+)
+def test_a_shell_offers_names_when_tab_is_pressed(line, offered):
+    words = line.split(" ")
+    asked = {"_STEPPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    found = subprocess.run(
+        [sys.executable, "-m", "steppe"], env={**os.environ, **asked}, capture_output=True, text=True, check=False
+    )
+    assert found.stdout.split() == offered

@@ -13,10 +13,10 @@ import pytest
 
 import steppe
 from steppe.config import at_scale, plan
+from steppe.config.shipped import studies_folder
 from steppe.runs import Run
 from steppe.studies import compare_study, find_study, list_studies, read_published, run_study
 from steppe.studies.claims import NOT_MEASURED
-from steppe.studies.library import studies_folder
 
 SCALES = ("smoke", "small", "paper")
 WITH_SCALES = [name for name in list_studies() if find_study(name)[0].scale]

@@ -86,8 +86,34 @@ def _option(key: str, field: FieldInfo) -> Any:
         help=f"{described}  \\[{key}]" if default is None else f"{described}  \\[{key}, default: {_shown(default)}]",
         show_default=False,
         rich_help_panel=f"{key.split('.')[0].capitalize()}" if "." in key else "Run",
+        autocompletion=_completer(key, _choices(field.annotation)),
     )
     return Annotated[kind | None, option]
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The values of a key that takes one of a few words."""
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return [word for inner in get_args(annotation) for word in _choices(inner)]
+
+
+def _completer(key: str, choices: list[str]) -> Callable[[str], list[str]]:
+    """What a shell offers for a key's value when Tab is pressed."""
+
+    def complete(incomplete: str) -> list[str]:
+        words = choices
+        if key == "model.name":
+            from steppe.models import SMALL_MODELS
+
+            words = list(SMALL_MODELS)
+        elif key == "data.name":
+            from steppe.data import DATASETS
+
+            words = list(DATASETS)
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
 
 
 def _plain_type(annotation: Any) -> type:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from steppe.cli.place import (
 from steppe.cli.publish import publish
 from steppe.cli.show import JsonOption, StudyProgress, console, print_json, progress_bar
 from steppe.config import PlannedRun, StudyConfig, at_scale, choose, plan
+from steppe.config.shipped import list_studies
 from steppe.errors import RunError
 from steppe.runs import Run, read_json
 
@@ -43,12 +45,32 @@ app = typer.Typer(
 
 app.command()(publish)
 
-Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="a study from `steppe study list`, or a TOML file")]
+
+def _starting(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What a shell offers when Tab is pressed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words() if word.startswith(incomplete)]
+
+    return complete
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME_OR_FILE",
+        help="a study from `steppe study list`, or a TOML file",
+        autocompletion=_starting(list_studies),
+    ),
+]
 
 
 Scale = Annotated[
     str | None,
-    typer.Option(help="smoke, small, paper: `steppe study show` says which it has  \\[default: the study's own]"),
+    typer.Option(
+        help="smoke, small, paper: `steppe study show` says which it has  \\[default: the study's own]",
+        autocompletion=_starting(lambda: ("smoke", "small", "paper")),
+    ),
 ]
 
 
@@ -60,7 +82,7 @@ Folder = Annotated[
 @app.command("list")
 def list_(json: JsonOption = False) -> None:
     """List the studies that come with steppe."""
-    from steppe.studies import find_study, list_studies
+    from steppe.studies import find_study
 
     if json:
         print_json([_about(*find_study(name)) for name in list_studies()])

@@ -1,9 +1,10 @@
 """Studies: many runs that answer one question, their plan, their execution and their cost."""
 
+from steppe.config.shipped import list_studies
 from steppe.studies.compare import Cell, JudgedClaim, StudyComparison, compare_study, write_comparison
 from steppe.studies.costs import Images, add_cost, describe_price, measure_cost
 from steppe.studies.estimate import Estimate, estimate_runs
-from steppe.studies.library import find_study, list_studies
+from steppe.studies.library import find_study
 from steppe.studies.pipeline import add_measures, execute
 from steppe.studies.pool import default_workers, is_complete, known_threads, run_study, threads_for
 from steppe.studies.published import Published, read_published

@@ -6,20 +6,10 @@ from pathlib import Path
 
 from steppe.config import StudyConfig, at_scale, load_study_config
 from steppe.config.claims import parse_claim
+from steppe.config.shipped import list_studies
 from steppe.errors import ConfigError, unknown_name
 from steppe.studies.asked import check_asked
 from steppe.studies.measures import check_name
-
-
-def studies_folder() -> Path:
-    """Where the shipped studies are: inside an installed package, or beside `src` in a checkout."""
-    inside = Path(__file__).resolve().parent / "shipped"
-    return inside if inside.is_dir() else Path(__file__).resolve().parents[3] / "studies"
-
-
-def list_studies() -> dict[str, Path]:
-    """Name -> study.toml of every shipped study."""
-    return {path.parent.name: path for path in sorted(studies_folder().glob("*/study.toml"))}
 
 
 def find_study(name_or_file: str) -> tuple[StudyConfig, Path]:
