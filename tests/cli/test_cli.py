@@ -402,6 +402,10 @@ def test_a_shell_offers_names_when_tab_is_pressed(line, offered):
     words = line.split(" ")
     asked = {"_STEPPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     found = subprocess.run(
-        [sys.executable, "-m", "steppe"], env={**os.environ, **asked}, capture_output=True, text=True, check=False
+        [Path(sys.executable).with_name("steppe")],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.stdout.split() == offered
