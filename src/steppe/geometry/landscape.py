@@ -149,7 +149,7 @@ class LossAt:
             self._sweep()  # libraries choose their kernels before anything is recorded
         torch.cuda.current_stream(self.total.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._sweep()
         self._graph = graph
 

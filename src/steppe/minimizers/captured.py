@@ -340,7 +340,8 @@ class CapturedStep:
             graph = torch.cuda.CUDAGraph()
             self.draws.register(graph)
             self._give_gradients(part)
-            with torch.cuda.graph(graph, pool=self.pool, stream=stream):
+            # other threads may pin memory meanwhile, as loaders do
+            with torch.cuda.graph(graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"):
                 self._body(kind, part)
         if isinstance(self.minimizer.perturbation, FusedPerturbation):
             self.minimizer.perturbation.fill_tables()
