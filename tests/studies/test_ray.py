@@ -18,7 +18,7 @@ import pytest
 from small_study import make_study
 
 from steppe.config import plan
-from steppe.errors import ConfigError, Interrupted
+from steppe.errors import ConfigError, Interrupted, RunError
 from steppe.runs import Run, read_json
 from steppe.studies import run_study, run_study_on_ray
 from steppe.studies.away import SCRATCH
@@ -152,9 +152,42 @@ def test_a_killed_worker_costs_its_run_only_what_came_after_the_checkpoint(clust
 
 
 @pytest.mark.long
+def test_large_files_travel_in_pieces_and_hostile_names_are_refused(cluster, tmp_path):
+    from steppe.runs.home import CHUNK, Home, left_marker
+    from steppe.studies.away import AwayRun
+
+    for folder in ("home", "first", "second"):
+        (tmp_path / folder).mkdir()
+    with left_marker(tmp_path / "home") as marker:
+        home = cluster.remote(Home).options(num_cpus=0).remote(str(tmp_path / "home"), marker, ["r"])
+        content = os.urandom(2 * CHUNK) + b"rest"
+        with AwayRun(home, tmp_path / "first" / "r") as run:
+            (run.path / "deep").mkdir(parents=True)
+            (run.path / "large").write_bytes(content)
+            (run.path / "deep" / "small").write_bytes(b"")
+            run.bring()
+            for name in ("../../x", "/tmp/x", ".lock"):
+                with pytest.raises(RunError, match="not the name of a file"):
+                    run._tell("add", name, 0, b"x")
+                with pytest.raises(RunError, match="not the name of a file"):
+                    run._ask("read", "r", name, 0)
+            with pytest.raises(RunError, match="has no run"):
+                run.fetch("..")
+        with AwayRun(home, tmp_path / "second" / "r") as run:
+            run.fetch()
+            (run.path / "deep" / "small").unlink()
+            stamp = (tmp_path / "home" / "r" / "large").stat().st_mtime_ns
+            run.bring()
+        cluster.kill(home)
+    assert (tmp_path / "second" / "r" / "large").read_bytes() == content
+    assert (tmp_path / "home" / "r" / "large").stat().st_mtime_ns == stamp, "only what has changed travels"
+    assert not (tmp_path / "home" / "r" / "deep" / "small").exists()
+
+
+@pytest.mark.long
 def test_results_come_home_from_where_the_folder_is_not_seen(unseen, tmp_path):
     study = make_study(
-        runs={"begin": {}},
+        runs={"begin": {"budget": {"epochs": 2}}},
         axes={"how": {"full": {"model": {"mode": "finetune", "weights": "run:begin"}}, "good": {}}},
     )
     planned = plan(study)
