@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -287,6 +288,7 @@ def test_failures_elsewhere_are_told_with_their_folder_at_home(unseen, tmp_path)
     failed = run_study_on_ray(study, [planned], tmp_path, workers=2)
     assert "no longer a finite number" in failed[planned.config.run_id]
     assert str(tmp_path / planned.config.run_id) in failed[planned.config.run_id]
+    assert f"on:    {socket.gethostname()}" in failed[planned.config.run_id]
     assert Run(tmp_path / planned.config.run_id).summary["status"] == "failed"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -59,7 +60,8 @@ def make_away(job: dict[str, Any], home: Any, make: Make) -> dict[str, Any]:
             except SteppeError as error:
                 answer = {"event": "failed", "reason": str(error)}
         if "reason" in answer:
-            answer["reason"] = answer["reason"].replace(str(scratch), str(there.parent))
+            reason = answer["reason"].replace(str(scratch), str(there.parent))
+            answer["reason"] = f"{reason}\n  on:    {socket.gethostname()}, which worked in {scratch.parent}"
         if answer["event"] != "busy":
             return answer
         time.sleep(BUSY_S)
