@@ -1,11 +1,16 @@
-"""A study on a real local Ray cluster: the same results as without, through a killed worker and Ctrl-C."""
+"""A study on a real local Ray cluster: the same results as without, through a killed worker and Ctrl-C.
+
+With `unseen`, the workers do not see the study's folder: they work elsewhere, and bring home what they make.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 import signal
+import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,9 +19,10 @@ import pytest
 from small_study import make_study
 
 from steppe.config import plan
-from steppe.errors import ConfigError, Interrupted
+from steppe.errors import ConfigError, Interrupted, RunError
 from steppe.runs import Run, read_json
 from steppe.studies import run_study, run_study_on_ray
+from steppe.studies.away import SCRATCH
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
@@ -53,6 +59,35 @@ def cluster():
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def unseen(cluster, monkeypatch):
+    """The marker is hidden from the workers; they bring things home more often than usual."""
+
+    def make_run(job, needed, home):  # inside of a function, so that it travels by value
+        from steppe.studies import away, ray
+
+        away.LEAST_S = 0.2
+        return ray.make_run({**job, "marker": ("/nowhere", "")}, needed, home)
+
+    monkeypatch.setattr("steppe.studies.ray.make_run", make_run)
+    return cluster
+
+
+def scratch_folders(run_id: str) -> list[Path]:
+    """Where workers make a run that do not see its folder."""
+    return [path.parent for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*/{run_id}")]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """The same files; the same bits, but for times and machines."""
+    files = [{p.relative_to(f).as_posix() for p in f.rglob("*") if p.name != ".lock"} for f in (one, other)]
+    assert files[0] == files[1]
+    for name in ("config.toml", "data.json", "weights.safetensors", "answers.safetensors", "geometry.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    records = [[{**r, "time_s": 0} for r in Run(folder).metrics()] for folder in (one, other)]
+    assert records[0] == records[1]
 
 
 def lock_holders(lock: Path) -> list[int]:
@@ -118,6 +153,146 @@ def test_a_killed_worker_costs_its_run_only_what_came_after_the_checkpoint(clust
 
 
 @pytest.mark.long
+def test_large_files_travel_in_pieces_and_hostile_names_are_refused(cluster, tmp_path):
+    from steppe.runs.home import CHUNK, Home, left_marker
+    from steppe.studies.away import AwayRun
+
+    for folder in ("home", "first", "second"):
+        (tmp_path / folder).mkdir()
+    with left_marker(tmp_path / "home") as marker:
+        home = cluster.remote(Home).options(num_cpus=0).remote(str(tmp_path / "home"), marker, ["r"])
+        content = os.urandom(2 * CHUNK) + b"rest"
+        with AwayRun(home, tmp_path / "first" / "r") as run:
+            (run.path / "deep").mkdir(parents=True)
+            (run.path / "large").write_bytes(content)
+            (run.path / "deep" / "small").write_bytes(b"")
+            run.bring()
+            for name in ("../../x", "/tmp/x", ".lock"):
+                with pytest.raises(RunError, match="not the name of a file"):
+                    run._tell("add", name, 0, b"x")
+                with pytest.raises(RunError, match="not the name of a file"):
+                    run._ask("read", "r", name, 0)
+            with pytest.raises(RunError, match="has no run"):
+                run.fetch("..")
+        with AwayRun(home, tmp_path / "second" / "r") as run:
+            run.fetch()
+            (run.path / "deep" / "small").unlink()
+            stamp = (tmp_path / "home" / "r" / "large").stat().st_mtime_ns
+            run.bring()
+        cluster.kill(home)
+    assert (tmp_path / "second" / "r" / "large").read_bytes() == content
+    assert (tmp_path / "home" / "r" / "large").stat().st_mtime_ns == stamp, "only what has changed travels"
+    assert not (tmp_path / "home" / "r" / "deep" / "small").exists()
+
+
+@pytest.mark.long
+def test_results_come_home_from_where_the_folder_is_not_seen(unseen, tmp_path):
+    study = make_study(
+        runs={"begin": {"budget": {"epochs": 2}}},
+        axes={"how": {"full": {"model": {"mode": "finetune", "weights": "run:begin"}}, "good": {}}},
+    )
+    planned = plan(study)
+    events: list[tuple[str, str]] = []
+
+    def notify(event, run, details):
+        events.append((event, run.config.run_id))
+
+    assert run_study_on_ray(study, planned, tmp_path / "away", workers=2, notify=notify) == {}
+    assert run_study(study, planned, tmp_path / "here", workers=2) == {}
+    for p in planned:
+        name = p.config.run_id
+        assert_same(tmp_path / "away" / name, tmp_path / "here" / name)
+        assert {"start", "epoch", "done"} <= {event for event, run in events if run == name}
+        assert not scratch_folders(name)
+        assert not lock_holders(tmp_path / "away" / "locks" / name)
+    ours = {"study.json", "locks", ".lock", *(p.config.run_id for p in planned)}
+    assert {p.name for p in (tmp_path / "away").iterdir()} == ours
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "away").glob("*/*.json")}
+    run_study_on_ray(study, planned, tmp_path / "away", workers=2)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "away").glob("*/*.json")} == stamps
+
+
+@pytest.mark.long
+def test_a_killed_worker_goes_on_from_what_came_home(unseen, tmp_path):
+    study = make_study(axes={}, base={"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 12}})
+    (planned,) = plan(study)
+    run_id = planned.config.run_id
+    killed: list[int] = []
+    at_home = []
+
+    def kill_once(event, run, details):
+        if event == "epoch" and not killed:
+            (scratch,) = scratch_folders(run_id)
+            killed.extend(lock_holders(scratch / ".lock"))
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+            at_home.extend(Run(tmp_path / "away" / run_id).metrics())
+
+    assert run_study_on_ray(study, [planned], tmp_path / "away", workers=2, notify=kill_once) == {}
+    assert len(killed) == 1
+    assert run_study(study, [planned], tmp_path / "here", workers=2) == {}
+    run = Run(tmp_path / "away" / run_id)
+    assert len(run.read("env.json")["earlier"]) == 1, "it was begun twice"
+    assert 1 <= len(at_home) < 12
+    assert run.metrics()[: len(at_home)] == at_home, "with their times: what came home was not made again"
+    assert_same(run.path, tmp_path / "here" / run_id)
+    assert not scratch_folders(run_id), "what the killed one left is gone, too"
+
+
+@pytest.mark.long
+def test_a_process_at_home_and_workers_elsewhere_make_nothing_twice(unseen, tmp_path):
+    study = make_study(seeds=[0, 1, 2])
+    planned = plan(study)
+    failed: list[dict[str, str]] = []
+    at_home = threading.Thread(target=lambda: failed.append(run_study(study, planned, tmp_path, workers=1)))
+
+    def notify(event, run, details):
+        if event == "start" and not at_home.ident:
+            at_home.start()
+
+    assert run_study_on_ray(study, planned, tmp_path, workers=2, notify=notify) == {}
+    at_home.join(120)
+    assert failed == [{}]
+    for p in planned:
+        run = Run(tmp_path / p.config.run_id)
+        assert "earlier" not in run.read("env.json")
+        assert len((run.path / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.long
+def test_what_ctrl_c_stops_elsewhere_can_go_on_at_home(unseen, tmp_path):
+    study = make_study(axes={}, base={"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 12}})
+    (planned,) = plan(study)
+    run_id = planned.config.run_id
+
+    def stop(event, run, details):
+        if event == "epoch":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="1 of 1 runs to go"):
+        run_study_on_ray(study, [planned], tmp_path / "away", workers=2, notify=stop)
+    assert (tmp_path / "away" / run_id / "checkpoint.safetensors").exists()
+    begun = Run(tmp_path / "away" / run_id).metrics()
+    for folder in ("away", "here"):
+        assert run_study(study, [planned], tmp_path / folder, workers=2) == {}
+    run = Run(tmp_path / "away" / run_id)
+    assert run.metrics()[: len(begun)] == begun
+    assert_same(run.path, tmp_path / "here" / run_id)
+    assert not scratch_folders(run_id)
+
+
+@pytest.mark.long
+def test_failures_elsewhere_are_told_with_their_folder_at_home(unseen, tmp_path):
+    study = make_study(axes={}, base={"optimizer": {"lr": 1e30}, "model": {"name": "resnet_tiny"}})
+    (planned,) = plan(study)
+    failed = run_study_on_ray(study, [planned], tmp_path, workers=2)
+    assert "no longer a finite number" in failed[planned.config.run_id]
+    assert str(tmp_path / planned.config.run_id) in failed[planned.config.run_id]
+    assert f"on:    {socket.gethostname()}" in failed[planned.config.run_id]
+    assert Run(tmp_path / planned.config.run_id).summary["status"] == "failed"
+
+
+@pytest.mark.long
 def test_failures_are_told_and_what_needs_them_fails_too(cluster, tmp_path):
     study = make_study(
         runs={"begin": {"optimizer": {"lr": 1e30}}},
@@ -171,3 +346,24 @@ def test_trials_of_a_search_are_spread(cluster, tmp_path):
     assert any(second[0] < first[1] for first, second in itertools.pairwise(spans)), "two at a time"
     folders = [t.user_attrs["run"] for t in trials if t.state.name == "COMPLETE"]
     assert all(Run(tmp_path / "f" / name).finished for name in folders)
+
+
+@pytest.mark.long
+def test_a_search_whose_folder_is_not_seen_ends_with_an_error(cluster, tmp_path, monkeypatch, capsys):
+    from steppe.cli import main
+
+    def make_trial(job, place):
+        from dataclasses import replace
+
+        from steppe.studies import raytrials
+
+        return raytrials.make_trial(job, replace(place, marker=("/nowhere", "")))
+
+    monkeypatch.setattr("steppe.studies.raytrials.make_trial", make_trial)
+    folder = tmp_path / "f"
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "digits", "--budget", "60s", "--on", "ray", "--device", "cpu", "--out", str(folder)])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "does not see the search's folder" in said
+    assert "Traceback" not in said

@@ -49,7 +49,7 @@ def write_atomically(path: str | Path, content: bytes | str, *, replace: bool = 
             return _put_first(temporary, path)
         os.replace(temporary, path)
         temporary = None
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         return True
     except OSError as error:
         raise explain_os_error(error, path) from None
@@ -71,7 +71,7 @@ def _put_first(temporary: str, path: Path) -> bool:
         if path.exists():  # this file system has no links: all that can be done is to look first
             return False
         os.replace(temporary, path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return True
 
 
@@ -189,7 +189,12 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's list of names to the disk.
+
+    Args:
+        folder: which.
+    """
     with contextlib.suppress(OSError):  # some file systems refuse to sync a folder; the file itself is safe
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -22,6 +22,9 @@ class Observer:
     def epoch(self, record: dict[str, Any]) -> None:
         """An epoch is done; `record` is its line in `metrics.jsonl`."""
 
+    def saved(self, run: Run) -> None:
+        """What there is so far is written, nothing is being written: a copy of the folder could be gone on with."""
+
     def evaluate(self, done: int, total: int) -> None:
         """The final evaluation has gone through so many images, of so many."""
 
@@ -53,6 +56,11 @@ class Several(Observer):
         """Tell each."""
         for one in self.observers:
             one.epoch(record)
+
+    def saved(self, run: Run) -> None:
+        """Tell each."""
+        for one in self.observers:
+            one.saved(run)
 
     def evaluate(self, done: int, total: int) -> None:
         """Tell each."""

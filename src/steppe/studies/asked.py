@@ -10,7 +10,7 @@ A measure that means nothing for a model (attention of a ResNet) is passed over,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from steppe.config import MeasureConfig
 from steppe.errors import ConfigError, unknown_name
 from steppe.evaluate.measures import MEASURES as OF_THE_TEST_SET
 from steppe.geometry.measures import MEASURES as OF_THE_WEIGHTS
-from steppe.measuring import Measure
+from steppe.measuring import Measure, ignore
 from steppe.measuring.values import allowed_of, check_value
 from steppe.runs import Run, find_result, write_json
 from steppe.studies.measured import add_results, settings_of
@@ -71,19 +71,22 @@ def own_settings(measure: MeasureConfig) -> Own:
     return found
 
 
-def add_asked(subject: Subject, measure: MeasureConfig, data_root: Path) -> None:
+def add_asked(subject: Subject, measure: MeasureConfig, data_root: Path, saved: Callable[[], None] = ignore) -> None:
     """Make the measures that are not there yet.
 
     Args:
         subject: the run, opened for measuring.
         measure: what the study measures.
         data_root: where published corruptions lie.
+        saved: called when a result, or a part of one, is written.
     """
     left_out: dict[str, Any] = {}
 
     def note(event: str, name: str, details: dict[str, Any]) -> None:
         if event == "left_out":
             left_out[name] = details["reason"]
+        if event in ("part", "done"):
+            saved()
 
     for file, some in measure.asked.items():
         chosen = {name: TABLES[file][name] for name in some}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from steppe import cost, data, models
@@ -9,7 +11,7 @@ from steppe.config import MeasureConfig, RunConfig
 from steppe.data import Dataset, Keeping, as_learned
 from steppe.data.sources import Progress
 from steppe.geometry.measures import MEASURES
-from steppe.measuring import trained_loss
+from steppe.measuring import ignore, trained_loss
 from steppe.runs import Observer, Run, write_answers
 from steppe.runs.answers import ANSWERS
 from steppe.studies.asked import add_asked, has_asked
@@ -93,7 +95,9 @@ def execute_on(
             sharded=sharded,
         )
     if leads():
-        add_measures(run, dataset, measure or MeasureConfig(), device=device, data_root=data_root)
+        saved = partial(observer.saved, run) if observer else ignore
+        saved()
+        add_measures(run, dataset, measure or MeasureConfig(), device=device, data_root=data_root, saved=saved)
     return run
 
 
@@ -104,14 +108,25 @@ def add_measures(
     *,
     device: str | None = None,
     data_root: str | Path | None = None,
+    saved: Callable[[], None] = ignore,
 ) -> None:
-    """Add `cost.json`, `geometry.json` and what else is asked for; what is there with the same settings stays."""
+    """Add `cost.json`, `geometry.json` and what else is asked for; what is there with the same settings stays.
+
+    Args:
+        run: a finished one.
+        dataset: its data.
+        measure: what is asked for.
+        device: by default the GPU where there is one.
+        data_root: where published corruptions lie.
+        saved: called when something more is written, and nothing is being written.
+    """
     dataset = as_learned(dataset, run.read_or_empty("data.json"))
     if not _has_basics(run, measure):
         _add_basics(run, dataset, measure, device)
     if not has_asked(run, measure):
         with models.runs_beside(run.path.absolute().parent):  # the first weights may be those of a run beside this one
-            add_asked(open_run(run.path, dataset=dataset, device=device), measure, data.data_root(data_root))
+            subject = open_run(run.path, dataset=dataset, device=device)
+            add_asked(subject, measure, data.data_root(data_root), saved)
 
 
 def has_measures(run: Run, measure: MeasureConfig) -> bool:

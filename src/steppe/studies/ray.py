@@ -1,9 +1,10 @@
 """Run a study on a Ray cluster: the same plan, one Ray task a run, results in the same folders.
 
-The study's folder must be one path for all machines. A task takes its run's lock there, so nothing is computed twice,
-be it by another task, another cluster or `steppe study run` without Ray. A worker or node that dies costs its run what
-it did since the last checkpoint: Ray starts the task again, and the run goes on from its folder. A run that begins from
-another's weights waits for that task.
+A task takes its run's lock in the study's folder, so nothing is computed twice, be it by another task, another cluster
+or `steppe study run` without Ray. A worker or node that dies costs its run what it did since the last checkpoint: Ray
+starts the task again, and the run goes on from its folder. A run that begins from another's weights waits for that
+task. A machine that does not see the study's folder works in one of its own and brings home what it makes, checkpoint
+by checkpoint, see `steppe.studies.away`.
 
 Ray is imported when it is used: see the extra `ray`.
 """
@@ -11,20 +12,22 @@ Ray is imported when it is used: see the extra `ray`.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from steppe.config import MeasureConfig, PlannedRun, RunConfig, StudyConfig
+from steppe.config import MeasureConfig, PlannedRun, StudyConfig
 from steppe.data import Keeping
 from steppe.errors import ConfigError, RunError
+from steppe.measuring import ignore
 from steppe.runs import Run, make_trackers, try_lock
+from steppe.runs.home import Home, Marker, left_marker, sees
+from steppe.studies.away import BEAT_S, make_away
 from steppe.studies.pipeline import has_measures
 from steppe.studies.pool import (
     BUSY_S,
@@ -37,6 +40,7 @@ from steppe.studies.pool import (
     stopped,
     threads_for,
 )
+from steppe.studies.stopping import take_stop_requests
 
 RETRIES = 3
 """How often a run is tried again after its worker or node died."""
@@ -64,7 +68,7 @@ def run_study_on_ray(
     Args:
         study: the study.
         planned: its runs, from `plan`.
-        out: the study's folder, the same path on every machine.
+        out: the study's folder; machines that do not see it under the same path bring their results here.
         address: of the cluster; by default $RAY_ADDRESS, else one on this machine that ends with the study.
         data_root: where named data sets live, on every machine.
         device: by default a GPU for each run where the cluster has any.
@@ -86,11 +90,14 @@ def run_study_on_ray(
     place = describe_place(str(Path(data_root).absolute()) if data_root else None, device, keeping, track)
     slots = workers or default_workers(device)
     threads = open_folder(study, planned, folder, threads_for(slots))
-    with join_cluster(ray, address, cpus=slots * threads):
+    with ExitStack() as opened:
+        marker = opened.enter_context(left_marker(folder))
+        opened.enter_context(join_cluster(ray, address, cpus=slots * threads))
+        home = opened.enter_context(_open_home(ray, folder, marker, planned))
         gpus = count_gpus(ray, device)
         place["device"] = "cuda" if gpus else "cpu"  # Ray shows a task its own GPU alone
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(make_run)
-        tasks = _Tasks(ray, study, folder, notify)
+        tasks = _Tasks(ray, study, folder, notify, home)
         for run in wanted:
             if is_complete(folder, run, study):
                 tasks.tell("kept", run, {})
@@ -103,8 +110,10 @@ def run_study_on_ray(
                 "command": sys.argv,
                 "threads": threads,
                 "cwd": os.getcwd(),
+                "needs": run.needs,
+                "marker": marker,
             }
-            tasks.add(run, task.remote(job, tasks.of(run.needs)))
+            tasks.add(run, task.remote(job, tasks.of(run.needs), home))
         tasks.complete()
     if tasks.stop.is_set():
         raise stopped(study, wanted, folder)
@@ -112,18 +121,16 @@ def run_study_on_ray(
     return tasks.failed
 
 
-def make_run(job: dict[str, Any], needed: dict[str, Any] | None) -> dict[str, Any]:
+def make_run(job: dict[str, Any], needed: dict[str, Any] | None, home: Any) -> dict[str, Any]:
     """Make one run, in a worker of the cluster; give the event it ended with.
 
     Args:
-        job: as of `steppe.studies.worker`, with `threads` and `cwd`.
+        job: as of `steppe.studies.worker`, with `threads`, `cwd`, `needs` and `marker`.
         needed: how the run it begins from ended, where that is made here too.
+        home: takes the results where this machine does not see the study's folder; see `steppe.studies.away`.
     """
     import torch
 
-    from steppe.studies.worker import work
-
-    name = RunConfig.model_validate(job["config"]).run_id
     if needed and needed["event"] == "failed":
         return {"event": "failed", "reason": "it begins from the weights of a run which failed"}
     if needed and needed["event"] == "interrupted":
@@ -131,31 +138,60 @@ def make_run(job: dict[str, Any], needed: dict[str, Any] | None) -> dict[str, An
     with suppress(OSError):  # relative paths mean the same here, where the folder is there
         os.chdir(job["cwd"])
     torch.set_num_threads(job["threads"])
-    path, measure = Path(job["out"]), MeasureConfig.model_validate(job["measure"])
-    while (handle := try_lock(path.parent / "locks" / name)) is None:
-        time.sleep(LOOK_AGAIN_S)
     try:
-        if (path / "config.toml").exists() and has_measures(Run(path), measure):
-            return {"event": "kept"}
-        while (answer := work(job))["event"] == "busy":
-            time.sleep(BUSY_S)
-        return answer
+        return _make_here(job) if sees(Marker(*job["marker"])) else make_away(job, home, _make)
     except KeyboardInterrupt:  # asked to stop between two trainings
         return {"event": "interrupted"}
+
+
+def _make_here(job: dict[str, Any]) -> dict[str, Any]:
+    """Make a run in its own folder, under its lock."""
+    path = Path(job["out"])
+    while (handle := try_lock(path.parent / "locks" / path.name)) is None:
+        time.sleep(LOOK_AGAIN_S)
+    try:
+        while (answer := _make(job))["event"] == "busy":
+            time.sleep(BUSY_S)
+        return answer
     finally:
         os.close(handle)
+
+
+def _make(job: dict[str, Any], saved: Callable[[], None] = ignore) -> dict[str, Any]:
+    """Make a run, unless somebody has made it meanwhile."""
+    from steppe.studies.worker import work
+
+    path, measure = Path(job["out"]), MeasureConfig.model_validate(job["measure"])
+    if (path / "config.toml").exists() and has_measures(Run(path), measure):
+        return {"event": "kept"}
+    return work(job, saved=saved)
+
+
+@contextmanager
+def _open_home(ray: Any, folder: Path, marker: Marker, planned: Sequence[PlannedRun]) -> Iterator[Any]:
+    """An actor on this machine that serves the study's folder to those which do not see it."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
+    home = ray.remote(**options)(Home).remote(str(folder), marker, [p.config.run_id for p in planned])
+    try:
+        yield home
+    finally:
+        ray.kill(home)
 
 
 class _Tasks:
     """The tasks under way, and what is told about them."""
 
-    def __init__(self, ray: Any, study: StudyConfig, folder: Path, notify: Notify | None) -> None:
-        self.ray, self.study, self.folder, self.notify = ray, study, folder, notify
+    def __init__(self, ray: Any, study: StudyConfig, folder: Path, notify: Notify | None, home: Any) -> None:
+        self.ray, self.study, self.folder, self.notify, self.home = ray, study, folder, notify, home
         self.running: dict[Any, PlannedRun] = {}
         self.by_id: dict[str, Any] = {}
         self.failed: dict[str, str] = {}
         self.told: dict[str, int] = {}
         self.stop = threading.Event()
+        self.look, self.looked_at = home.look.remote(), time.monotonic()
 
     def add(self, run: PlannedRun, task: Any) -> None:
         """Keep a task; what its folder says of earlier sessions is not told again."""
@@ -183,13 +219,20 @@ class _Tasks:
                 if self.stop.is_set() and deadline is None:
                     deadline = time.monotonic() + STOPPING_S
                     for task in self.running:
-                        self.ray.cancel(task, force=False)
+                        self.ray.cancel(task, force=False, recursive=False)  # what it asks of home goes on
                 for task in done:
                     self._end(task)
                 for run in self.running.values():
                     self._tell_epochs(run)
                 if deadline and time.monotonic() > deadline:
                     return
+                self._look()
+
+    def _look(self) -> None:
+        """Have the locks of dead workers let go at home; one look at a time, or a slow home would take all for dead."""
+        due = time.monotonic() > self.looked_at + BEAT_S
+        if due and self.ray.wait([self.look], timeout=0)[0]:
+            self.look, self.looked_at = self.home.look.remote(), time.monotonic()
 
     def _end(self, task: Any) -> None:
         run = self.running.pop(task)
@@ -264,20 +307,6 @@ def count_gpus(ray: Any, device: str | None) -> int:
     if device and not device.startswith("cpu") and not there:
         raise ConfigError(f"the cluster has no GPU for --device {device}", where="--device", mend="leave it away")
     return 1 if there and not (device or "").startswith("cpu") else 0
-
-
-@contextmanager
-def take_stop_requests(stop: threading.Event) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into a request."""
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for kind in map(int, (signal.SIGINT, signal.SIGTERM)):
-            before[kind] = signal.signal(kind, lambda number, frame: stop.set())
-    try:
-        yield
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 def import_ray() -> Any:

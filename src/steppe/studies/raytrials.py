@@ -1,8 +1,13 @@
-"""The trials of a search as tasks on a Ray cluster. The search's folder must be one path for all machines."""
+"""The trials of a search as tasks on a Ray cluster.
+
+The search's folder must be one path for all machines, since trials are compared in its journal while they run. A
+machine that does not see it ends the search with an error; what is done is kept.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +22,8 @@ import torch
 from steppe import data
 from steppe.config import DataConfig
 from steppe.data import Dataset, Keeping
-from steppe.errors import Interrupted
+from steppe.errors import ConfigError, Interrupted
+from steppe.runs.home import Marker, left_marker, sees
 from steppe.studies.executor import Job, reporter
 from steppe.studies.journal import join_journal
 from steppe.studies.ray import (
@@ -27,8 +33,8 @@ from steppe.studies.ray import (
     count_gpus,
     import_ray,
     join_cluster,
-    take_stop_requests,
 )
+from steppe.studies.stopping import take_stop_requests
 from steppe.studies.trial import Outcome, run_trial
 from steppe.train import available_cores
 
@@ -45,6 +51,14 @@ class TrialPlace:
     threads: int
     cwd: str
     seed: int
+    marker: Marker
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What a machine answers that does not see the search's folder."""
+
+    host: str
 
 
 class RayTrials:
@@ -70,7 +84,8 @@ class RayTrials:
         self.slots = max(1, int(there.get("GPU", 0) if gpus else there.get("CPU", 1)))
         root = str(Path(data_root).absolute()) if data_root else None
         where = "cuda" if gpus else "cpu"
-        self.place = TrialPlace(folder.absolute(), data_config, root, keeping, where, 1, os.getcwd(), seed)
+        marker = self._open.enter_context(left_marker(folder))
+        self.place = TrialPlace(folder.absolute(), data_config, root, keeping, where, 1, os.getcwd(), seed, marker)
         self._task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(make_trial)
         self._running: dict[Any, tuple[Job, float]] = {}
         self._stop = threading.Event()
@@ -102,24 +117,33 @@ class RayTrials:
         job, began = self._running.pop(task)
         wall_s = time.monotonic() - began
         try:
-            outcome: Outcome = self.ray.get(task)
+            outcome: Outcome | Unseen = self.ray.get(task)
         except self.ray.exceptions.TaskCancelledError:
             return job, Outcome("late", None, wall_s)
         except self.ray.exceptions.RayError as error:
             return job, Outcome("failed", None, wall_s, reason=str(error).strip().split("\n")[0])
+        if isinstance(outcome, Unseen):
+            self._cancel_all()
+            what = f"{outcome.host}, a machine of the cluster, does not see the search's folder"
+            mend = "put it where all machines see it under the same path; `steppe study run --on ray` can do without"
+            raise ConfigError(what, where=str(self.place.folder), mend=mend)
         if outcome.factor is None:
             return job, outcome
         return job, replace(outcome, wall_s=wall_s, fixed_s=outcome.fixed_s + max(0.0, wall_s - outcome.wall_s))
 
     def _cancel_all(self) -> None:
+        if not self._running:
+            return
         for task in self._running:
             self.ray.cancel(task, force=False)
         self.ray.wait(list(self._running), num_returns=len(self._running), timeout=STOPPING_S)
 
 
-def make_trial(job: Job, place: TrialPlace) -> Outcome:
+def make_trial(job: Job, place: TrialPlace) -> Outcome | Unseen:
     """Run one trial, in a worker of the cluster."""
     began = time.monotonic()
+    if not sees(Marker(*place.marker)):
+        return Unseen(socket.gethostname())
     with suppress(OSError):
         os.chdir(place.cwd)
     torch.set_num_threads(place.threads)

@@ -20,11 +20,15 @@ from steppe import data
 from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
 from steppe.runs import locked
+from steppe.runs.home import MARKER
 from steppe.studies.front import Fitted, tabulate, write_fronts
 from steppe.studies.journal import import_optuna
 from steppe.studies.space import Wanted
 from steppe.studies.trials import Notify, Search, read_about
 from steppe.train import pick_device
+
+OURS = (".lock", MARKER)
+"""What a search leaves that was killed before it began."""
 
 __all__ = ["Fitted", "Notify", "Wanted", "fit"]
 
@@ -104,7 +108,9 @@ def _check_folder(wanted: Wanted, folder: Path) -> None:
     about = read_about(folder)
     mend = "choose another folder with --out"
     if not about:
-        foreign = folder.exists() and (not folder.is_dir() or any(p.name != ".lock" for p in folder.iterdir()))
+        foreign = folder.exists() and (
+            not folder.is_dir() or any(not p.name.startswith(OURS) for p in folder.iterdir())
+        )
         if foreign:
             raise RunError("this is not empty, and no search's folder", where=str(folder), mend=mend)
         return

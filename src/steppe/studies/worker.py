@@ -28,7 +28,8 @@ from steppe import data
 from steppe.config import DataConfig, MeasureConfig, RunConfig
 from steppe.data import Keeping
 from steppe.errors import Busy, Interrupted, SteppeError
-from steppe.runs import Observer, Several, make_trackers
+from steppe.measuring import ignore
+from steppe.runs import Observer, Run, Several, make_trackers
 from steppe.studies.pipeline import execute_on
 
 
@@ -43,12 +44,17 @@ def main() -> None:
         _tell(answers, **answer)
 
 
-def work(job: dict[str, Any], tell: Callable[[dict[str, Any]], None] = lambda message: None) -> dict[str, Any]:
+def work(
+    job: dict[str, Any],
+    tell: Callable[[dict[str, Any]], None] = ignore,
+    saved: Callable[[], None] = ignore,
+) -> dict[str, Any]:
     """Make the run of a job; give the event it ended with.
 
     Args:
         job: as in this module's description.
         tell: takes the events before the last.
+        saved: called when a checkpoint or a measure is written, and nothing is being written.
     """
 
     class Teller(Observer):
@@ -57,6 +63,9 @@ def work(job: dict[str, Any], tell: Callable[[dict[str, Any]], None] = lambda me
 
         def say(self, text: str) -> None:
             tell({"event": "note", "text": text})
+
+        def saved(self, run: Run) -> None:
+            saved()
 
     sys.argv = job["command"]  # what a person would type to have this run again, for env.json
     try:

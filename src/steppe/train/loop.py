@@ -297,6 +297,7 @@ class Training:
             save_checkpoint(self.run.checkpoint, tree)
         self.saved_at = time.perf_counter()
         self.save_s = self.saved_at - start
+        self.observer.saved(self.run)
 
     def _save_is_due(self) -> bool:
         """After every epoch, unless epochs are so short and the network so large that saving would be the work."""
