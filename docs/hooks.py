@@ -1,6 +1,7 @@
 """What the documentation site takes from elsewhere, so that nothing is written twice.
 
-- Pages that live outside docs/: the studies' READMEs, the changelog, CONTRIBUTING, and the notebooks as files.
+- Pages that live outside docs/: the studies' READMEs, the changelog, CONTRIBUTING.
+- Notebooks, each as a page to read and as a file to open.
 - `<!-- commands -->` becomes the command-line reference, from the commands themselves.
 - `<!-- method NAME -->` becomes a method's name, cost and defaults, from the registry.
 - `<!-- step NAME -->` becomes a method's measured steps, from results/minimizer_step_h200.csv.
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +31,7 @@ OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     **{f"studies/{path.parent.name}.md": str(path.relative_to(ROOT)) for path in ROOT.glob("studies/*/README.md")},
-    **{f"notebooks/{path.name}": str(path.relative_to(ROOT)) for path in ROOT.glob("notebooks/*.ipynb")},
+    **{f"notebooks/{path.stem}.md": str(path.relative_to(ROOT)) for path in ROOT.glob("notebooks/*.ipynb")},
 }
 """Place in the site -> place in the repository."""
 
@@ -40,8 +42,25 @@ FIGURE = re.compile(r"<!-- (?P<what>(?:times|memory) [^>]+?) -->(?P<text>[^<]*)<
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from outside docs/."""
     for place, source in OUTSIDE.items():
-        files.append(File.generated(config, place, content=(ROOT / source).read_text(encoding="utf-8")))
+        text = (ROOT / source).read_text(encoding="utf-8")
+        if source.endswith(".ipynb"):
+            files.append(File.generated(config, source, content=text))
+            text = notebook(text, Path(source).name)
+        files.append(File.generated(config, place, content=text))
     return files
+
+
+def notebook(text: str, name: str) -> str:
+    """A notebook, which is kept without outputs, as a page: its words and its code, and how to open it."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+    title, _, rest = parts[0].partition("\n")
+    opened = (
+        f"*A notebook: [download it]({name}){{ download }}, then `pip install jupyterlab` and `jupyter lab {name}`.*"
+    )
+    return "\n\n".join([title, opened, rest, *parts[1:]])
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -63,7 +82,9 @@ def _link(target: str, source: Path, uri: str) -> str:
         return target
     place = str(path.relative_to(ROOT))
     brought_in = {origin: page for page, origin in OUTSIDE.items()}
-    if place in brought_in:
+    if uri.startswith("notebooks/") and place.endswith(".ipynb"):
+        inside = place  # the file itself
+    elif place in brought_in:
         inside = brought_in[place]
     elif place.startswith("docs/"):
         inside = place.removeprefix("docs/")

@@ -45,6 +45,11 @@ def test_what_is_read_from_the_code_is_on_the_pages(site):
             page = site / f"methods/{pages.get(row['method'], row['method'])}.html"
             assert f"<td>{float(row['ms_median']):.2f}</td>" in page.read_text(), row["method"]
     assert "Wrap a base optimizer" not in reference
+    for path in NOTEBOOKS:
+        page = (site / f"notebooks/{path.stem}.html").read_text()
+        assert f"jupyter lab {path.name}" in page
+        assert "minimizer" in page
+        assert json.loads((site / f"notebooks/{path.name}").read_text())["cells"]
     for page in site.rglob("*.html"):
         assert not re.search(r"<!-- (commands|method|settings|step|times|memory) ?", page.read_text()), page.name
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from steppe.cli.help_pages import Command, Group
 from steppe.cli.place import (
     AddressOption,
     CacheOption,
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from steppe.studies.published import Published
 
 app = typer.Typer(
-    no_args_is_help=True, help="Runs that answer one question: list, show, run, compare, figures, publish."
+    cls=Group, no_args_is_help=True, help="Runs that answer one question: list, show, run, compare, figures, publish."
 )
 
-app.command()(publish)
+app.command(cls=Command)(publish)
 
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="a study from `steppe study list`, or a TOML file")]
 
@@ -57,7 +58,7 @@ Folder = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_(json: JsonOption = False) -> None:
     """List the studies that come with steppe."""
     from steppe.studies import find_study, list_studies
@@ -73,7 +74,7 @@ def list_(json: JsonOption = False) -> None:
     console.print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(name: Name, scale: Scale = None, json: JsonOption = False) -> None:
     """Show a study: its question, its scales, every run it is made of, and what it claims."""
     from steppe.studies import find_study
@@ -107,7 +108,7 @@ def _planned(run_: PlannedRun) -> dict[str, Any]:
     return {"run_id": run_.config.run_id, "labels": run_.labels, "seed": run_.config.seed}
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     name: Name,
     scale: Scale = None,
@@ -206,7 +207,7 @@ def run(
         raise RunError(f"{count}\n{reasons}", where=str(folder))
 
 
-@app.command()
+@app.command(cls=Command)
 def compare(
     name: Name,
     folder: Folder = None,
@@ -229,7 +230,7 @@ def compare(
         console.print(f"written: {file}", markup=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def figures(
     name: Name,
     folder: Folder = None,
