@@ -11,7 +11,7 @@ help:
 	@echo "make test-fast  the same without the slow tests"
 	@echo "make results    docs/results.md and the README's table, from results/"
 	@echo "make docs       build the documentation into site/; a broken link or name fails"
-	@echo "make torture    kills, fuzzed and hostile input, bad places; writes docs/reliability.md (ten minutes)"
+	@echo "make torture    kills, fuzzed and hostile input, bad places, with Ray; writes docs/reliability.md (twelve minutes)"
 	@echo "make test-long  what takes minutes: studies at smoke, searches, Ray, notebooks, the site in a browser, torture"
 
 install: $(VENV)/.installed
@@ -23,6 +23,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+$(VENV)/.ray: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray]'
 	@touch $@
 
 demo: install
@@ -37,10 +41,10 @@ lint: install
 test: lint
 	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile
 
-test-long: install
+test-long: $(VENV)/.ray
 	$(BIN)/python -m pytest -m long --numprocesses 2 --dist load
 
-torture: install ## kills, fuzzed and hostile input, bad places; the counts go to docs/reliability.md
+torture: $(VENV)/.ray ## kills, fuzzed and hostile input, bad places; the counts go to docs/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture --out docs/reliability.md
 
 test-fast: lint

@@ -1,15 +1,20 @@
 """What the documentation site takes from elsewhere, so that nothing is written twice.
 
-- Pages that live outside docs/: the studies' READMEs, the changelog, CONTRIBUTING, and the notebooks as files.
+- Pages that live outside docs/: the studies' READMEs, the changelog, CONTRIBUTING.
+- Notebooks, each as a page to read and as a file to open.
 - `<!-- commands -->` becomes the command-line reference, from the commands themselves.
 - `<!-- method NAME -->` becomes a method's name, cost and defaults, from the registry.
 - `<!-- step NAME -->` becomes a method's measured steps, from results/minimizer_step_h200.csv.
+- What stands between `<!-- times NAME -->` and `<!-- end -->` becomes the range of a method's captured steps in base
+  steps, and between `<!-- memory NAME MODEL -->` and `<!-- end -->` its peak memory, from the same file. The pages hold
+  the figures too, for readers of the repository; a test compares them.
 - `<!-- settings NAME … -->` becomes the settings of measures, from their tables.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,16 +31,36 @@ OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     **{f"studies/{path.parent.name}.md": str(path.relative_to(ROOT)) for path in ROOT.glob("studies/*/README.md")},
-    **{f"notebooks/{path.name}": str(path.relative_to(ROOT)) for path in ROOT.glob("notebooks/*.ipynb")},
+    **{f"notebooks/{path.stem}.md": str(path.relative_to(ROOT)) for path in ROOT.glob("notebooks/*.ipynb")},
 }
 """Place in the site -> place in the repository."""
+
+FIGURE = re.compile(r"<!-- (?P<what>(?:times|memory) [^>]+?) -->(?P<text>[^<]*)<!-- end -->")
+"""A figure in a sentence or a table."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from outside docs/."""
     for place, source in OUTSIDE.items():
-        files.append(File.generated(config, place, content=(ROOT / source).read_text(encoding="utf-8")))
+        text = (ROOT / source).read_text(encoding="utf-8")
+        if source.endswith(".ipynb"):
+            files.append(File.generated(config, source, content=text))
+            text = notebook(text, Path(source).name)
+        files.append(File.generated(config, place, content=text))
     return files
+
+
+def notebook(text: str, name: str) -> str:
+    """A notebook, which is kept without outputs, as a page: its words and its code, and how to open it."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+    title, _, rest = parts[0].partition("\n")
+    opened = (
+        f"*A notebook: [download it]({name}){{ download }}, then `pip install jupyterlab` and `jupyter lab {name}`.*"
+    )
+    return "\n\n".join([title, opened, rest, *parts[1:]])
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -44,6 +69,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = re.sub(r"^<!-- commands -->$", lambda _: "\n".join(commands()), markdown, flags=re.M)
     markdown = re.sub(r"^<!-- method (\w+) -->$", lambda found: method(found[1]), markdown, flags=re.M)
     markdown = re.sub(r"^<!-- step ([\w-]+) -->$", lambda found: steps(found[1]), markdown, flags=re.M)
+    markdown = FIGURE.sub(lambda found: figure(found["what"]), markdown)
     markdown = re.sub(r"^<!-- settings ([\w ]+) -->$", lambda found: settings(found[1].split()), markdown, flags=re.M)
     source = ROOT / OUTSIDE.get(uri, f"docs/{uri}")
     return re.sub(r"\]\((?!\w+:|#)([^)#\s]+)", lambda found: "](" + _link(found[1], source, uri), markdown)
@@ -56,7 +82,9 @@ def _link(target: str, source: Path, uri: str) -> str:
         return target
     place = str(path.relative_to(ROOT))
     brought_in = {origin: page for page, origin in OUTSIDE.items()}
-    if place in brought_in:
+    if uri.startswith("notebooks/") and place.endswith(".ipynb"):
+        inside = place  # the file itself
+    elif place in brought_in:
         inside = brought_in[place]
     elif place.startswith("docs/"):
         inside = place.removeprefix("docs/")
@@ -152,8 +180,7 @@ def method(name: str) -> str:
 
 def steps(name: str) -> str:
     """A table of a method's captured steps beside the base optimizer's."""
-    with (ROOT / "results/minimizer_step_h200.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["implementation"] == "steppe-captured"]
+    rows = captured()
     base = {row["model"]: row for row in rows if row["method"] == "base"}
     lines = ["| network, batch | base, ms | this, ms | × base | peak memory, MiB |", "|---|---|---|---|---|"]
     for row in rows:
@@ -166,6 +193,24 @@ def steps(name: str) -> str:
     if len(lines) == 2:
         raise ValueError(f"results/minimizer_step_h200.csv has no captured steps of {name!r}")
     return "\n".join([*lines, "", "One H200, torch 2.11, bf16; `benchmarks/minimizer_step.py`."])
+
+
+def figure(what: str) -> str:
+    """The figure that a mark asks for: `times NAME` or `memory NAME MODEL`."""
+    kind, name, *model = what.split()
+    rows = [row for row in captured() if row["method"] == name and model in ([], [row["model"]])]
+    if not rows:
+        raise ValueError(f"results/minimizer_step_h200.csv has nothing for {what!r}")
+    if kind == "memory":
+        return f"{float(rows[0]['peak_memory_mib']):.0f}"
+    ratios = [float(row["ratio_to_captured_base"]) for row in rows]
+    return f"{min(ratios):.2f} – {max(ratios):.2f}"
+
+
+def captured() -> list[dict[str, str]]:
+    """The captured steps that were timed, one row for each network and method."""
+    with (ROOT / "results/minimizer_step_h200.csv").open(encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["implementation"] == "steppe-captured"]
 
 
 def settings(names: list[str]) -> str:

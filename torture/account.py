@@ -23,8 +23,8 @@ ABOUT = {
     "untouched. Inputs come from seeded random mutation: the same seed gives the same inputs.",
     "hostile": "Files that would run a program if they were unpickled carelessly (the payload makes a folder, and does "
     "so when unpickled by hand), hostile image folders, hostile names in figures and in the report.",
-    "place": "A full disk, a read-only folder, a clock that goes backwards, two processes on one run, a lost Ray "
-    "worker.",
+    "place": "A full disk, a read-only folder, a clock that goes backwards, two processes on one run or study, a lost "
+    "Ray worker.",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,51 @@ def _bombed(place: Path, bomb: Bomb) -> dict[str, Callable[[], Any]]:
         raise SteppeError("made anew")
 
     out["the cache of decoded images (made anew)"] = cached
+    return out | _bombed_deployment(place / "deploy", raw, objects)
+
+
+def _bombed_deployment(place: Path, raw: bytes, objects: Any) -> dict[str, Callable[[], Any]]:
+    """What `steppe predict` and `steppe export` read."""
+    import shutil
+
+    from steppe.deploy import Skipped, export, find_pictures, get_calibration, open_trained, predict_pictures
+    from torture.fuzz_data import huge_image
+    from torture.fuzz_files import make_run
+
+    run = make_run(place / "run").path
+    trained = open_trained(run, device="cpu")
+    export(trained, place / "exported", format="safetensors")
+    out: dict[str, Callable[[], Any]] = {}
+    for name in ("model.safetensors", "config.json"):
+        folder = place / f"exported {name}"
+        shutil.copytree(place / "exported", folder)
+        (folder / name).write_bytes(raw)
+        out[f"an exported folder's {name}"] = lambda folder=folder: open_trained(folder, device="cpu")  # type: ignore[misc]
+    spoilt = place / "spoilt"
+    shutil.copytree(run, spoilt)
+    (spoilt / "weights.safetensors").write_bytes(raw)
+    out["the weights of a run to be exported"] = lambda: export(open_trained(spoilt), place / "never")
+    shutil.copytree(run, place / "calibrated")
+    (place / "calibrated" / "calibration.json").write_bytes(raw)
+
+    def calibrated() -> None:
+        assert get_calibration(open_trained(place / "calibrated", device="cpu"))
+        raise SteppeError("made anew")
+
+    out["calibration.json (made anew)"] = calibrated
+    (place / "raw.png").write_bytes(raw)
+    (place / "huge.png").write_bytes(huge_image(random.Random(0), png=True))
+    np.save(place / "objects.npy", objects, allow_pickle=True)
+    np.savez(place / "objects.npz", x_test=objects)
+    for name in ("raw.png", "huge.png", "objects.npy", "objects.npz"):
+
+        def predict(name: str = name) -> None:
+            pictures, skipped = find_pictures([place / name])
+            answers = [*skipped, *predict_pictures(trained, pictures)]
+            if answers and all(isinstance(answer, Skipped) for answer in answers):
+                raise SteppeError("skipped")
+
+        out[f"{name} to predict"] = predict
     return out
 
 

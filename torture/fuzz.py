@@ -32,7 +32,7 @@ class TooLong(BaseException):
 
 def targets() -> dict[str, tuple[int, Target]]:
     """Name -> its share of the inputs, and how it is set up."""
-    from torture import fuzz_data, fuzz_files, fuzz_texts
+    from torture import fuzz_data, fuzz_deploy, fuzz_files, fuzz_texts
 
     return {
         "run configuration, text": (18, fuzz_texts.run_texts),
@@ -50,6 +50,10 @@ def targets() -> dict[str, tuple[int, Target]]:
         "npz": (6, fuzz_data.arrays),
         "study folder": (3, fuzz_files.study_folders),
         "search folder": (1, fuzz_files.search_folders),
+        "picture to predict": (6, fuzz_deploy.pictures),
+        "exported folder": (4, fuzz_deploy.exported_folders),
+        "calibration.json": (3, fuzz_deploy.calibrations),
+        "run folder, exported": (2, fuzz_deploy.exports),
     }
 
 

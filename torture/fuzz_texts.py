@@ -204,6 +204,8 @@ def command_lines(folder: Path) -> Once:
         "cost",
         "symmetry",
         "env",
+        "predict",
+        "export",
     )
     flags = (
         "--model",
@@ -217,6 +219,10 @@ def command_lines(folder: Path) -> Once:
         "--budget",
         "--scale",
         "--data",
+        "--format",
+        "--top",
+        "--replace",
+        "--json",
     )
 
     def once(rng: random.Random) -> None:

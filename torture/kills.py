@@ -67,7 +67,13 @@ def look_at_study(folder: Path) -> Fingerprint:
     return {**found, "study": _json(folder / "s" / "study.json")}
 
 
-def _measured(file: str) -> Callable[[Path], Fingerprint]:
+def measured(file: str) -> Callable[[Path], Fingerprint]:
+    """What a measurement leaves in the run folder `r`.
+
+    Args:
+        file: the one it writes.
+    """
+
     def look(folder: Path) -> Fingerprint:
         left = [p.name for p in (folder / "r").glob("*.partial.json")]
         return {
@@ -77,6 +83,18 @@ def _measured(file: str) -> Callable[[Path], Fingerprint]:
         }
 
     return look
+
+
+def look_at_export(folder: Path) -> Fingerprint:
+    """An exported folder, whole; the run it came from; nothing half made under its name."""
+    files = sorted(path.name for path in (folder / "out").iterdir())
+    return {
+        "files": files,
+        "config.json": _json(folder / "out" / "config.json"),
+        "weights": _digest(folder / "r" / "weights.safetensors"),
+        "calibration.json": _json(folder / "r" / "calibration.json"),
+        **{name: _digest(folder / "out" / name) for name in files if name != "config.json"},
+    }
 
 
 def without_times(value: Any) -> Any:
@@ -135,6 +153,7 @@ def commands(made: Path) -> list[Command]:
     geometry = ("geometry", *measure, "--only", "lambda_max,trace,line,noise")
     names = "corruptions.names=gaussian_noise,fog,contrast,pixelate,glass_blur"
     evaluate = ("evaluate", *measure, "--only", "scores,corruptions", "--set", names)
+    export = ("export", "r", "-o", "out", "--device", "cpu", "--replace", "--format")
     study = ("study", "run", "s.toml", "--device", "cpu", "--workers", 2, "-o", "s")
     return [
         train("sam", *small, "--model", "resnet_tiny", "--epochs", 6, "--minimizer", "sam", share=12),
@@ -144,9 +163,13 @@ def commands(made: Path) -> list[Command]:
         ),
         train("adversarial", "--model", "mlp_64", "--objective", "adversarial", "--epochs", 12, share=12),
         train("contrastive", "--model", "mlp_64", "--objective", "contrastive", "--epochs", 10, share=10),
-        Command("geometry", geometry, 14, _measured("geometry.json"), bring_run),
-        Command("evaluate", evaluate, 12, _measured("robustness.json"), bring_run),
+        Command("geometry", geometry, 14, measured("geometry.json"), bring_run),
+        Command("evaluate", evaluate, 12, measured("robustness.json"), bring_run),
         Command("study", study, 10, look_at_study, bring_study),
+        *(
+            Command(f"export {format}", (*export, format), 4, look_at_export, bring_run)
+            for format in ("safetensors", "onnx")
+        ),
     ]
 
 

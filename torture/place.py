@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torture import process
 from torture.found import Found
-from torture.kills import STUDY, Fingerprint, look_at_run, look_at_study
+from torture.kills import STUDY, Fingerprint, look_at_export, look_at_run, look_at_study, measured
 
 TRAIN = (
     "train",
@@ -53,9 +53,11 @@ def torture(found: Found, seed: int, place: Path) -> None:
     expected = look_at_run(whole / "r")
     rng = random.Random(f"{seed} place")
     disk_full(found, expected, rng, place)
+    disk_full_elsewhere(found, rng, whole / "r", place)
     read_only(found, expected, place)
     clock_backwards(found, expected, place)
     two_on_a_run(found, expected, rng, place)
+    two_on_a_measurement(found, rng, whole / "r", place)
     two_on_a_study(found, place)
     lost_ray_worker(found, place)
 
@@ -132,6 +134,103 @@ def disk_full(found: Found, expected: Fingerprint, rng: random.Random, place: Pa
             shutil.rmtree(small / "r")
     found.counts["disk full, on a small tmpfs"] = "4 amounts of room; all went on to the identical result"
     found.say("disk full")
+
+
+GEOMETRY = ("geometry", "r", "--device", "cpu", "--quick", "--only", "lambda_max,trace,line,noise")
+Starved = tuple[tuple[object, ...], Callable[[Path], None], Callable[[Path], Fingerprint], tuple[int, ...]]
+
+
+def _look_at_page(folder: Path) -> Fingerprint:
+    text = (folder / "page.html").read_text()
+    return {"whole": text.rstrip().endswith("</html>") and len(text) > 10_000}
+
+
+def _starved(run: Path) -> dict[str, Starved]:
+    """Command -> its arguments, what its folder needs, what it leaves, and sizes of files that are too small for it."""
+
+    def bring_run(folder: Path) -> None:
+        shutil.copytree(run, folder / "r")
+
+    def bring_study(folder: Path) -> None:
+        (folder / "s.toml").write_text(STUDY)
+
+    export = ("export", "r", "-o", "out", "--device", "cpu", "--replace", "--format", "safetensors")
+    study = ("study", "run", "s.toml", "--device", "cpu", "--workers", 2, "-o", "s")
+    return {
+        "geometry": (GEOMETRY, bring_run, measured("geometry.json"), (0, 500, 3000)),
+        "report": (("report", "r", "-o", "page.html"), bring_run, _look_at_page, (0, 5000, 100_000)),
+        "export": (export, bring_run, look_at_export, (0, 600, 5000)),
+        "study": (study, bring_study, look_at_study, (0, 4000)),
+    }
+
+
+def disk_full_elsewhere(found: Found, rng: random.Random, run: Path, place: Path) -> None:
+    """The same for the commands that do not train: refused or done, and done rightly once there is room.
+
+    Args:
+        found: takes the account.
+        rng: draws one more size for each.
+        run: a finished run.
+        place: a folder to work in.
+    """
+    tried, refused = 0, 0
+    for name, (arguments, prepare, look, sizes) in _starved(run).items():
+        alone = _fresh(place, f"room_{name}")
+        prepare(alone)
+        done = process.run(arguments, alone, alone / "log")
+        if not found.check(f"{name} comes to its end when left alone", done.code == 0, done.said):
+            continue
+        expected = look(alone)
+        for size in (*sizes, rng.randrange(1, 20_000)):
+            tried += 1
+            what = f"{name} with files of at most {size} bytes"
+            folder = _fresh(place, f"starved_{name}_{tried}")
+            prepare(folder)
+
+            def limit(size: int = size) -> None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+            done = process.run(arguments, folder, Path("/dev/null"), before=limit)
+            refused += done.code != 0
+            found.check(f"{what}: refused or done", done.code in (0, 1, 2), f"code {done.code}")
+            if name in ("report", "export") and done.code:
+                made = [path.name for path in folder.iterdir() if path.name in ("page.html", "out")]
+                found.check(f"{what}: nothing half made", not made, ", ".join(made))
+            done = process.run(arguments, folder, folder / "log")
+            if found.check(f"{what}: afterwards it is done", done.code == 0, done.said):
+                found.check(f"{what}: the result is identical", look(folder) == expected)
+    found.check("some of the limits were felt by the others", refused >= 6, str(refused))
+    found.counts["disk full, under geometry, report, export and study"] = (
+        f"{tried} sizes of files, {refused} felt; all were done afterwards, with the identical result"
+    )
+    with _mounted(place / "narrow", "size=16m") as narrow:
+        if narrow is None:
+            found.skip("a small file system that is full, for the other commands: it takes root and the right to mount")
+            return
+        for name, (arguments, prepare, look, _) in _starved(run).items():
+            if name == "study":
+                continue  # its workers' places are many; the limit above reaches them all
+            for left in (4, 24):
+                folder = narrow / f"{name}{left}"
+                folder.mkdir()
+                prepare(folder)
+                room = narrow / "fill"
+                free = shutil.disk_usage(narrow).free
+                room.write_bytes(bytes(max(0, free - left * 1024)))
+                what = f"{name} on a file system with {left} KiB left"
+                done = process.run(arguments, folder, place / f"narrow_{name}{left}.log")
+                if done.code != 0:
+                    _told(found, what, done, "the disk is full")
+                room.unlink()
+                done = process.run(arguments, folder, place / f"narrow_{name}{left}_again.log")
+                if found.check(f"{what}: afterwards it is done", done.code == 0, done.said):
+                    found.check(f"{what}: the result is identical", look(folder) == look(place / f"room_{name}"))
+                shutil.rmtree(folder)
+    found.counts["the same on a small tmpfs"] = (
+        "geometry, report and export with 4 and 24 KiB left; all done afterwards"
+    )
+    found.say("disk full elsewhere")
 
 
 @contextlib.contextmanager
@@ -270,6 +369,40 @@ def two_on_a_run(found: Found, expected: Fingerprint, rng: random.Random, place:
         f"{pairs} pairs, in {refused} of them one was refused; every result identical"
     )
     found.say("two processes on one run")
+
+
+def two_on_a_measurement(found: Found, rng: random.Random, run: Path, place: Path) -> None:
+    """Two processes that measure the same run: each ends or is told, and the file is that of one.
+
+    Args:
+        found: takes the account.
+        rng: draws the moments.
+        run: a finished run.
+        place: a folder to work in.
+    """
+    look, results, refused, pairs = measured("geometry.json"), [], 0, 6
+    for number in range(pairs + 1):
+        folder = _fresh(place, f"measured{number}")
+        shutil.copytree(run, folder / "r")
+        first = process.start(GEOMETRY, folder, folder / "log1")
+        if number:  # before the others, one alone
+            time.sleep(rng.choice((0.0, rng.uniform(0.0, 1.0))))
+            second = process.run(GEOMETRY, folder, folder / "log2")
+            first.wait(120)
+            codes = sorted((first.code, second.code), key=str)
+            refused += 2 in codes
+            what = f"two measurements {number}"
+            found.check(f"{what}: one is done, the other done or refused", codes in ([0, 0], [0, 2]), str(codes))
+            if 2 in codes:
+                _told(found, what, first if first.code == 2 else second, "another process is working on this run")
+        else:
+            first.wait(120)
+        results.append(look(folder))
+    found.check("two measurements of a run leave what one does", all(one == results[0] for one in results))
+    found.counts["two processes on the geometry of one run"] = (
+        f"{pairs} pairs, in {refused} of them one was refused; every result identical"
+    )
+    found.say("two processes on the geometry of one run")
 
 
 def two_on_a_study(found: Found, place: Path) -> None:

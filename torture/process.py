@@ -91,6 +91,7 @@ def preload() -> None:
     import sklearn.datasets  # noqa: F401
 
     import steppe.cli.main
+    import steppe.deploy
     import steppe.evaluate.measures
     import steppe.report
     import steppe.studies.pipeline

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from steppe.config import RunConfig, StudyConfig, load_run_config, load_study_config, plan
     from steppe.errors import SteppeError
     from steppe.report import summarise, write_report
@@ -55,6 +56,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import on first use: reading a run or writing a report does not wait for torch."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("steppe")
     if name not in _HOMES:
         raise AttributeError(f"module 'steppe' has no attribute {name!r}")
     return getattr(import_module(f"steppe.{_HOMES[name]}"), name)

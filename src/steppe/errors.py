@@ -93,6 +93,7 @@ def unknown_name(
     else:
         mend = ""
     if see:
+        mend += "" if not mend or mend.endswith("?") else "."
         mend = f"{mend} `{see}` lists them all.".strip()
     return ConfigError(f"unknown {kind} {name!r}", where=where, mend=mend or None)
 

@@ -144,6 +144,24 @@ def test_lists(capsys):
     assert "did you mean 'quickstart'" in capsys.readouterr().err
 
 
+def test_help_is_written_for_people(capsys):
+    for words in ((), ("report",), ("predict",), ("compare",), ("study",), ("study", "run")):
+        assert steppe(*words, "--help") == 0
+        out = capsys.readouterr().out
+        assert "<bool>" not in out
+        assert not re.search(r"Usage:.*[{}]", out)
+    assert steppe("report", "--help") == 0
+    assert "report [OPTIONS] RUNS..." in capsys.readouterr().out
+
+
+def test_the_package_knows_its_version():
+    import importlib.metadata
+
+    import steppe as package
+
+    assert package.__version__ == importlib.metadata.version("steppe")
+
+
 STUDY = """
 name = "mini"
 question = "which?"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from steppe.cli.main import app
+from steppe.cli.versus import _column, conclude
 from steppe.config import RunConfig
+from steppe.runs import Answers
 from steppe.studies import execute
+from steppe.studies.versus import Group, compare_groups
 
 
 def steppe(*words: str):
@@ -45,7 +50,9 @@ def test_groups_and_single_runs(runs, tmp_path):
     assert found["accuracy"]["difference"] < 0  # what hardly learned is worse
     assert found["conclusion"] in text.replace("\n", " ")
     _, text = steppe("compare", str(runs / "base/s0"), str(runs / "sam/s1"))
-    assert "another seed may turn it round" in text.replace("\n", " ")
+    assert "says nothing of other seeds" in text.replace("\n", " ")
+    assert re.search(r"B − A +−\d", text)
+    assert not re.search(r"-\d", text.split("on the test set")[1])  # a minus, no hyphen
 
 
 def test_missing_answers_are_made_from_the_weights(runs, tmp_path):
@@ -55,6 +62,8 @@ def test_missing_answers_are_made_from_the_weights(runs, tmp_path):
     _, text = steppe("compare", str(runs / "base/s0"), str(copy))
     assert "making the answers of copy" in text
     assert "0 images are right in A alone, 0 in B alone" in text
+    assert "answer every test image alike" in text
+    assert "other seeds" not in text
     assert (copy / "answers.safetensors").read_bytes() == (runs / "base/s0/answers.safetensors").read_bytes()
 
 
@@ -70,7 +79,7 @@ def test_labels_of_a_study_choose(runs, tmp_path):
     (folder / "study.json").write_text(json.dumps({"runs": listed}))
     shutil.rmtree(folder / "sam")
     _, text = steppe("compare", f"{folder}:training=AdamW, plain", f"{folder}:training=AdamW, plain")
-    assert "No difference is shown: 0.00 points" in text
+    assert "answer every test image alike: there is nothing to decide" in text
     _, text = steppe("compare", f"{folder}:training=none", str(runs / "sam"))
     assert "no finished run has training=none" in text
     assert "training=AdamW, plain" in text
@@ -89,3 +98,39 @@ def test_wrong_input_gets_one_clear_message(runs, tmp_path):
     execute(config, tmp_path / "other")
     _, text = steppe("compare", str(tmp_path / "other"), str(runs / "sam"))
     assert "not tested on the same images" in text
+
+
+LABELS = np.zeros(100, dtype=np.int32)
+
+
+def group(name: str, *right: int) -> Group:
+    """A run for each number of right answers."""
+
+    def run(count: int) -> Answers:
+        given = (np.arange(len(LABELS)) >= count).astype(np.int32)
+        return Answers(given, LABELS, np.where(given == 0, 0.5, 3.0).astype(np.float32))
+
+    return Group(name, {seed: run(count) for seed, count in enumerate(right)})
+
+
+def test_equal_differences_are_not_taken_for_certainty():
+    found = compare_groups(group("a", 60, 70, 80), group("b", 75, 85, 95))
+    assert found.accuracy.stuck
+    assert conclude(found).startswith("B is better than A by 15.00 points")
+    assert "All seeds give the same difference" in conclude(found)
+    assert _column(found.accuracy, 100, 2)[4:] == ["– (all the same)", "–"]
+
+
+def test_what_is_not_decided_is_called_so():
+    found = compare_groups(group("a", 60, 70, 80), group("b", 55, 95, 80))
+    assert not found.accuracy.shown
+    words = conclude(found)
+    assert words.startswith("Undecided: B − A is +6.67 points, but the 95 % interval holds zero (−")
+    assert "other seeds" not in words
+
+
+def test_a_negative_difference_has_a_minus_sign():
+    found = compare_groups(group("a", 80), group("b", 60))
+    assert _column(found.accuracy, 100, 2)[2] == "−20.00"
+    assert conclude(found).startswith("B is worse than A by 20.00 points (95 %: −")
+    assert "one of them may turn it round" in conclude(found)

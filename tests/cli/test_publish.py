@@ -48,7 +48,10 @@ def test_the_page_and_the_readme(results, tmp_path):
     assert table.endswith(f"{END}\nafter\n")
     assert "OUTDATED" not in table
     assert "CIFAR-100, SAM 79.12" in table
-    assert "0 / 0 / 6" in table
+    assert "| claims that hold | that do not | undecided | not measured |" in table
+    assert "| 0 | 0 | 6 | 0 |" in table
+    assert "published accuracy |" not in table  # a column that is empty in every line
+    assert "sources.md" not in text  # there is no such page beside this one
     assert "](docs/results.md#resnet-18" in table
     first = (text, table)
     publish(str(results), "-o", str(page), "--readme", str(readme))
@@ -80,3 +83,18 @@ def test_wrong_input(results, tmp_path):
         assert result.exit_code != 0
         assert what in text
     assert plain.read_text() == "no marks"
+
+
+def test_sources_are_named_as_such(tmp_path):
+    folder, page = tmp_path / "results", tmp_path / "docs/results.md"
+    shutil.copytree(RESULTS / "rescaling", folder / "rescaling")
+    page.parent.mkdir()
+    (page.parent / "sources.md").write_text("# Sources\n")
+    result, _ = publish(str(folder), "-o", str(page))
+    assert result.exit_code == 0
+    text = page.read_text()
+    assert "[sources](sources.md)" in text
+    assert "| source 004, figure 2 |" in text
+    assert "| steppe |" in text
+    assert "seed 0" not in text
+    assert "seed's" not in text

@@ -286,3 +286,11 @@ def test_a_claim_too_deep_to_be_followed_is_refused(text):
     study = {"name": "s", "claims": [{"text": "t", "holds": text}]}
     with pytest.raises(ConfigError, match="at most"):
         parse(StudyConfig, study, where="here")
+
+
+def test_a_source_is_shown_by_name():
+    from steppe.config import name_source
+
+    assert name_source("004, figure 2") == "source 004, figure 2"
+    assert name_source("steppe") == "steppe"
+    assert name_source("my thesis, table 1") == "my thesis, table 1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import importlib.util
 import os
 import re
 import shlex
@@ -189,6 +191,56 @@ def test_a_script_that_registers_a_model_is_a_steppe_that_knows_it(tmp_path):
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120, env=environment)
     assert (tmp_path / "run" / "weights.safetensors").exists()
+
+
+def test_figures_in_sentences_are_those_of_the_results():
+    """Where a page repeats a figure of results/ it is marked, and the page in the repository has the figure too."""
+    pytest.importorskip("mkdocs", reason="the hooks are those of the documentation's builder")
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    marked = {
+        (name_of(page), *found.group("what", "text"))
+        for page in PAGES
+        for found in hooks.FIGURE.finditer(page.read_text())
+    }
+    assert {page for page, _, _ in marked} >= {"docs/faq.md", "docs/minimizers.md", "docs/methods/looksam.md"}
+    assert [(page, what, text) for page, what, text in marked if hooks.figure(what) != text] == []
+    for page in PAGES:
+        assert not re.search(r"^ *<!-- (times|memory)", page.read_text(), re.MULTILINE), "a line that begins so is HTML"
+        assert page.read_text().count("<!-- end -->") == len(hooks.FIGURE.findall(page.read_text())), name_of(page)
+
+
+def test_tables_of_captured_steps_are_those_of_the_results():
+    """The tables of docs/minimizers.md and of the README, cell by cell."""
+    with (ROOT / "results/minimizer_step_h200.csv").open() as file:
+        times = {(r["model"], r["implementation"], r["method"]): float(r["ms_median"]) for r in csv.DictReader(file)}
+    models = {"ResNet-18": "resnet18@32", "ViT 6": "vit-6-8-384@32", "WRN": "wrn-28-10@32", "Swin-T": "swin-t@224"}
+    models["ViT-B"] = "vit-b-16@224"
+    ours, peer, loop = "steppe-captured", "pytorch_optimizer", "loop"
+    columns = {
+        "| network | base |": [(ours, name) for name in ("base", "sam", "asam", "msam", "looksam-k5", "sam-quarter")]
+        + [((peer, "sam"), (peer, "asam")), ((loop, "sam"), (loop, "asam"))],
+        "| network | GSAM |": [
+            (ours, name) for name in ("gsam", "fsam", "samon", "aesam", "esam", "base on a quarter")
+        ],
+        "| | base | SAM |": [(ours, name) for name in ("base", "sam", "asam", "looksam-k5")] + [(peer, "sam")],
+    }
+    text = (ROOT / "docs/minimizers.md").read_text() + (ROOT / "README.md").read_text()
+    seen = 0
+    for header, keys in columns.items():
+        table = text[text.index(header) :].split("\n\n")[0].splitlines()[2:]
+        for line in table:
+            name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            (model,) = (model for start, model in models.items() if name.startswith(start))
+            for cell, key in zip(cells, keys, strict=False):
+                parts = zip(cell.split(" / "), key if isinstance(key[0], tuple) else [key], strict=True)
+                for shown, wanted in parts:
+                    value = times.get((model, *wanted))
+                    places = len(shown.partition(".")[2])
+                    assert shown == ("–" if value is None else f"{value:.{places}f}"), (model, wanted)
+                    seen += 1
+    assert seen == 5 * 10 + 5 * 6 + 4 * 5
 
 
 def test_every_method_and_measure_has_a_page():

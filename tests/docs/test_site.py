@@ -39,10 +39,19 @@ def test_what_is_read_from_the_code_is_on_the_pages(site):
     assert "lambda_max.iterations" in (site / "measures/lambda_max.html").read_text()
     with (ROOT / "results" / "minimizer_step_h200.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == "resnet18@32"]
-    (sam,) = (row for row in rows if (row["method"], row["implementation"]) == ("sam", "steppe-captured"))
-    assert f"{float(sam['ms_median']):.2f}" in (site / "methods/sam.html").read_text()
+    pages = {"sam-quarter": "schedules", "looksam-k5": "looksam"}
+    for row in rows:
+        if row["implementation"] == "steppe-captured" and not row["method"].startswith("base"):
+            page = site / f"methods/{pages.get(row['method'], row['method'])}.html"
+            assert f"<td>{float(row['ms_median']):.2f}</td>" in page.read_text(), row["method"]
+    assert "Wrap a base optimizer" not in reference
+    for path in NOTEBOOKS:
+        page = (site / f"notebooks/{path.stem}.html").read_text()
+        assert f"jupyter lab {path.name}" in page
+        assert "minimizer" in page
+        assert json.loads((site / f"notebooks/{path.name}").read_text())["cells"]
     for page in site.rglob("*.html"):
-        assert not re.search(r"<!-- (commands|method|settings|step) ?", page.read_text()), page.name
+        assert not re.search(r"<!-- (commands|method|settings|step|times|memory) ?", page.read_text()), page.name
 
 
 @pytest.mark.long

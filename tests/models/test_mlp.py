@@ -1,4 +1,4 @@
-"""The perceptron: the network of seed 004's toys, its names, and a training on each toy."""
+"""The perceptron: the network of source 004's toys, its names, and a training on each toy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make(name: str, size: int = 1, channels: int = 2, classes: int = 2, **option
 
 
 def test_the_network_of_the_seed():
-    """Table II of seed 004, layer by layer: the input layer has no activation behind it."""
+    """Table II of source 004, layer by layer: the input layer has no activation behind it."""
     torch.manual_seed(0)
     linear = nn.Linear
     wanted = nn.Sequential(

@@ -48,7 +48,7 @@ def test_every_family_learns_on_small_images(name, size, channels):
 
 
 TABLES = {
-    # seed 003, table 8 (and 2): ViT and MLP-Mixer
+    # source 003, table 8 (and 2): ViT and MLP-Mixer
     "vit_s_p32": 23,
     "vit_s_p16": 22,
     "vit_s_p14": 22,
@@ -110,7 +110,7 @@ def test_swin_at_224_pixels_is_the_published_one():
 
 
 def test_parameters_of_a_vit_follow_the_formula():
-    """12·d² + 13·d a layer, patches, positions, class token, norm, head: seed 001's own figures cannot be right."""
+    """12·d² + 13·d a layer, patches, positions, class token, norm, head: source 001's own figures cannot be right."""
     for layers, width in ((2, 128), (8, 512)):
         body = layers * (12 * width**2 + 13 * width) + 2 * width
         ends = (3 * 16 + 1) * width + (64 + 1) * width + width + (width + 1) * 100

@@ -376,3 +376,13 @@ def test_a_damaged_journal_is_told(tmp_path, line):
     journal.write_bytes(line + journal.read_bytes())
     with pytest.raises(RunError, match="journal cannot be read"):
         open_journal(tmp_path, 0)
+
+
+def test_a_trial_is_shown_with_its_accuracy_and_not_with_its_score(tmp_path, capsys):
+    """The score is the accuracy less a thousandth of the loss, to break ties."""
+    from steppe.cli.fit import _Shown
+    from steppe.studies.trial import Outcome
+
+    config = RunConfig.model_validate({"budget": {"seconds": 1}})
+    _Shown(None, tmp_path)("end", config, Outcome("complete", 0.9912, 1.0, val_accuracy=0.993))
+    assert "99.3% validation" in capsys.readouterr().out

@@ -51,7 +51,7 @@ def test_nothing_of_seed_003_is_left_out():
 
 
 def test_published_cells_agree_where_two_tables_share_them():
-    """A slip of the pen shows where the seed prints a figure twice: tables 1, 5, 6, 13, 14 and 2 share cells."""
+    """A slip of the pen shows where the source prints a figure twice: tables 1, 5, 6, 13, 14 and 2 share cells."""
     cells: dict[tuple[str, str, str], dict[str, float | str]] = {}
     for name in ("sharp-minima", "less-data", "radius", "weight-decay", "sizes"):
         study, path = find_study(name)
@@ -100,7 +100,7 @@ def test_every_study_can_be_planned_at_every_scale(name):
 def test_every_published_figure_has_its_place(name):
     study, path = find_study(name)
     published = read_published(study, path)
-    assert bool(published) == any(claim.seed for claim in study.claims)  # resnet18 is the engine's own, no seed's
+    assert bool(published) == any(claim.seed for claim in study.claims)  # resnet18 is the engine's own, no source's
     for figure in published:
         assert figure.seed.isdigit()
         assert figure.table

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from steppe.config import name_source
 from steppe.studies import Cell, JudgedClaim, StudyComparison
 from steppe.studies.claims import FAILS, HOLDS
 
@@ -22,7 +23,7 @@ def print_comparison(comparison: StudyComparison, console: Console) -> None:
     compared = [cell for cell in comparison.cells if cell.published.measure]
     for place in dict.fromkeys((cell.published.seed, cell.published.table) for cell in compared):
         table = Table("row", "column", "published", "measured", "difference", box=None, header_style="bold")
-        table.title, table.title_justify = Text(f"seed {', '.join(filter(None, place))}"), "left"
+        table.title, table.title_justify = Text(name_source(", ".join(filter(None, place)))), "left"
         for cell in compared:
             if (cell.published.seed, cell.published.table) == place:
                 table.add_row(*(Text(word) for word in _cell(cell)))
@@ -30,7 +31,7 @@ def print_comparison(comparison: StudyComparison, console: Console) -> None:
     for cell in comparison.cells:
         if not cell.published.measure:
             p = cell.published
-            at = ", ".join(filter(None, (p.seed, p.table, p.row, p.column)))
+            at = name_source(", ".join(filter(None, (p.seed, p.table, p.row, p.column))))
             line = f"not compared: {at}: {_shown(p.value, p.unit)} ({p.note})"
             console.print(line, markup=False, soft_wrap=True)
     for claim in comparison.claims:
@@ -69,7 +70,7 @@ def _print_claim(claim: JudgedClaim, console: Console) -> None:
     elif v.difference is not None:
         details.insert(0, f"difference {v.difference:.4g}")
     if claim.seed:
-        details.append(claim.seed)
+        details.append(name_source(claim.seed))
     line.append(f" ({'; '.join(details)})" if details else "", style="dim")
     console.print(line, soft_wrap=True)
 

@@ -60,4 +60,4 @@ def export(
         say(f"note: {note}")
     say("use it:")
     for line in made.usage:
-        say(f"    {line}")
+        say(line)  # not indented: to be copied

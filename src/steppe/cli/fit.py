@@ -130,7 +130,7 @@ class _Shown:
                 self.bar.update(self.task, description=name)
             return
         self.count += 1
-        score = "" if outcome.score is None else f", {outcome.score:.1%} validation"
+        score = "" if outcome.val_accuracy is None else f", {outcome.val_accuracy:.1%} validation"
         how = {"complete": "", "pruned": ": given up", "late": ": out of time", "failed": f": {outcome.reason}"}
         self._say(f"[{self.count}] {name}{how[outcome.state]}{score}")
 

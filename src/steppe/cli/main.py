@@ -17,6 +17,7 @@ from steppe.cli.evaluate import evaluate
 from steppe.cli.export import export
 from steppe.cli.fit import fit
 from steppe.cli.geometry import geometry
+from steppe.cli.help_pages import Command, Group
 from steppe.cli.lists import data, env, minimizers, models
 from steppe.cli.predict import predict
 from steppe.cli.report import report
@@ -27,24 +28,17 @@ from steppe.cli.versus import compare
 from steppe.errors import Interrupted, SteppeError
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Train image classifiers into flat minima at the lowest cost, and show that they are flat.",
 )
-app.command()(train)
-app.command()(fit)
-app.command()(cost)
+for command in (train, fit, cost):
+    app.command(cls=Command)(command)
 app.add_typer(study.app, name="study")
-app.command()(evaluate)
-app.command()(geometry)
-app.command()(symmetry)
-app.command()(compare)
-app.command()(predict)
-app.command()(export)
-app.command()(report)
-for listing in (env, models, minimizers, data):
-    app.command()(listing)
+for command in (evaluate, geometry, symmetry, compare, predict, export, report, env, models, minimizers, data):
+    app.command(cls=Command)(command)
 
 
 _PATIENCE_S = 5.0

@@ -46,7 +46,8 @@ def publish(
     if not found:
         mend = "run `steppe study compare NAME FOLDER` on a study's folder of results first"
         raise RunError("there is no compared study here", where=str(folder), mend=mend)
-    write_atomically(out, render_page(found, read_benchmarks(folder)))
+    sources = "sources.md" if (out.parent / "sources.md").is_file() else None
+    write_atomically(out, render_page(found, read_benchmarks(folder), sources))
     console.print(f"written: {out}", markup=False, soft_wrap=True)
     if readme is not None:
         if not readme.is_file():

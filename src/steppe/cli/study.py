@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from steppe.cli.help_pages import Command, Group
 from steppe.cli.place import (
     AddressOption,
     CacheOption,
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
     from steppe.studies.published import Published
 
 app = typer.Typer(
-    no_args_is_help=True, help="Runs that answer one question: list, show, run, compare, figures, publish."
+    cls=Group, no_args_is_help=True, help="Runs that answer one question: list, show, run, compare, figures, publish."
 )
 
-app.command()(publish)
+app.command(cls=Command)(publish)
 
 
 def _starting(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -79,7 +80,7 @@ Folder = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_(json: JsonOption = False) -> None:
     """List the studies that come with steppe."""
     from steppe.studies import find_study
@@ -95,7 +96,7 @@ def list_(json: JsonOption = False) -> None:
     console.print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(name: Name, scale: Scale = None, json: JsonOption = False) -> None:
     """Show a study: its question, its scales, every run it is made of, and what it claims."""
     from steppe.studies import find_study
@@ -129,7 +130,7 @@ def _planned(run_: PlannedRun) -> dict[str, Any]:
     return {"run_id": run_.config.run_id, "labels": run_.labels, "seed": run_.config.seed}
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     name: Name,
     scale: Scale = None,
@@ -228,7 +229,7 @@ def run(
         raise RunError(f"{count}\n{reasons}", where=str(folder))
 
 
-@app.command()
+@app.command(cls=Command)
 def compare(
     name: Name,
     folder: Folder = None,
@@ -251,7 +252,7 @@ def compare(
         console.print(f"written: {file}", markup=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def figures(
     name: Name,
     folder: Folder = None,

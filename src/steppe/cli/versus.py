@@ -62,7 +62,7 @@ def _print(found: Versus) -> None:
         console.print(f"{letter}: {group.name} ({name_seeds(list(group.runs))})", markup=False, soft_wrap=True)
     table = Table("on the test set", "accuracy, %", "NLL", box=None, header_style="bold")
     columns = zip(_column(found.accuracy, 100, 2), _column(found.nll, 1, 4), strict=True)
-    paired = ", paired" if found.accuracy.paired else ""
+    paired = ", paired" if found.accuracy.paired and not found.one_seed else ""
     names = ("A", "B", "B − A", "95 % over images", f"95 % over seeds{paired}", "95 % over both")
     for name, words in zip(names, columns, strict=True):
         table.add_row(name, *(Text(word) for word in words))
@@ -74,30 +74,40 @@ def _print(found: Versus) -> None:
 
 
 def conclude(found: Versus) -> str:
-    """The answer in a sentence.
+    """The answer in a sentence, and what it does not say.
 
     Args:
         found: the comparison.
     """
+    if found.alike:
+        return "A and B answer every test image alike: there is nothing to decide."
     accuracy = found.accuracy
-    low, high = (100 * bound for bound in accuracy.interval)
-    between = f"{abs(100 * accuracy.difference):.2f} points (95 %: {low:+.2f} to {high:+.2f})"
-    caveat = " These are single runs: another seed may turn it round." if found.one_seed else ""
+    low, high = (_signed(100 * bound, 2) for bound in accuracy.interval)
+    caveat = ""
+    if found.one_seed:
+        caveat = " A group of one run says nothing of other seeds: one of them may turn it round."
+    elif accuracy.stuck:
+        caveat = " All seeds give the same difference, so how far others would scatter is not known."
     if not accuracy.shown:
-        return f"No difference is shown: {between}.{caveat}"
-    return f"B is {'better' if accuracy.difference > 0 else 'worse'} than A by {between}.{caveat}"
+        apart = _signed(100 * accuracy.difference, 2)
+        return f"Undecided: B − A is {apart} points, but the 95 % interval holds zero ({low} to {high}).{caveat}"
+    way = "better" if accuracy.difference > 0 else "worse"
+    return f"B is {way} than A by {abs(100 * accuracy.difference):.2f} points (95 %: {low} to {high}).{caveat}"
 
 
 def _column(found: Difference, scale: float, places: int) -> list[str]:
     def interval(bounds: tuple[float, float] | None) -> str:
-        return "–" if bounds is None else " to ".join(f"{scale * bound:+.{places}f}" for bound in bounds)
+        return "–" if bounds is None else " to ".join(_signed(scale * bound, places) for bound in bounds)
 
     numbers = [f"{scale * found.a:.{places}f}", f"{scale * found.b:.{places}f}"]
-    return [
-        *numbers,
-        f"{scale * found.difference:+.{places}f}",
-        *map(interval, (found.images, found.seeds, found.both)),
-    ]
+    seeds = "– (all the same)" if found.stuck else interval(found.seeds)
+    both = interval(None if found.stuck else found.both)
+    return [*numbers, _signed(scale * found.difference, places), interval(found.images), seeds, both]
+
+
+def _signed(value: float, places: int) -> str:
+    """With its sign, as B − A has it: "+1.11", "−1.11"."""
+    return f"{round(value, places) + 0.0:+.{places}f}".replace("-", "−")
 
 
 def _as_json(found: Versus) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from steppe.config.study import (
     check_measure,
     choose,
     load_study_config,
+    name_source,
     plan,
     study_cells,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "load_run_config",
     "load_study_config",
     "merge",
+    "name_source",
     "parse",
     "plan",
     "read_toml",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class ClaimConfig(Section):
 
     text: str = Field(min_length=1, description="the claim in words")
     holds: str = Field(min_length=1, description="the claim as a comparison of measures; see steppe.config.claims")
-    seed: str = Field("", description="where it was published")
+    seed: str = Field("", description="where it was published: a source's number and place, or other words")
 
     @field_validator("holds")
     @classmethod
@@ -159,6 +160,15 @@ def at_scale(study: StudyConfig, name: str | None = None, *, where: str = "study
             "default_scale": name,
         }
     )
+
+
+def name_source(place: str) -> str:
+    """How a place of publication is shown: "004, figure 2" as "source 004, figure 2", other words as they are.
+
+    Args:
+        place: what a claim or a published figure has under `seed`. The numbers are those of docs/sources.md.
+    """
+    return f"source {place}" if re.match(r"\d{3}\b", place) else place
 
 
 def plan(study: StudyConfig, *, where: str = "study") -> list[PlannedRun]:

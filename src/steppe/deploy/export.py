@@ -133,21 +133,48 @@ def _write_plain(trained: Trained, folder: Path, about: dict[str, Any]) -> None:
 
 def _use_onnx(trained: Trained, folder: Path, calibration: Calibration | None) -> list[str]:
     channels, size = trained.images.channels, trained.images.image_size
+    head = [
+        "import json, numpy as np, onnxruntime, PIL.Image, PIL.ImageOps, scipy.special",
+        f"session = onnxruntime.InferenceSession({str(folder / MODEL)!r})  # its metadata say what config.json does",
+        "about = {key: json.loads(value) for key, value in session.get_modelmeta().custom_metadata_map.items()}",
+    ]
+    if trained.takes_pictures:
+        stored = trained.images.train.shape[-1]
+        sizes = dict.fromkeys((stored, size))
+        prepare = [
+            'image = PIL.ImageOps.exif_transpose(PIL.Image.open("image.png").convert("RGB"))',
+            *(f"image = PIL.ImageOps.fit(image, ({s}, {s}), PIL.Image.Resampling.BILINEAR)" for s in sizes),
+            f'pixels = np.asarray(image.convert("{_mode(trained)}"), np.float32).reshape({size}, {size}, {channels})',
+            'x = ((pixels / about["divide_by"] - about["mean"]) / about["std"]).transpose(2, 0, 1)[None]',
+        ]
+    else:
+        prepare = [
+            f"points = np.zeros((1, {size}, {size}, {channels}))  # yours",
+            'x = ((points / about["divide_by"] - about["mean"]) / about["std"]).transpose(0, 3, 1, 2)',
+        ]
     return [
-        f'session = onnxruntime.InferenceSession("{folder}/model.onnx")  # its metadata say all that config.json does',
-        f'logits = session.run(["logits"], {{"images": x}})[0]  # x: float32 (N, {channels}, {size}, {size}), prepared',
+        *head,
+        *prepare,
+        'logits = session.run(["logits"], {"images": x.astype(np.float32)})[0]',
         f"probabilities = scipy.special.softmax({_scaled('logits', calibration)}, axis=1)",
+        'print(about["classes"][probabilities.argmax()], probabilities.max())',
     ]
 
 
 def _use_timm(trained: Trained, folder: Path, calibration: Calibration | None) -> list[str]:
-    mode = "L" if trained.images.channels == 1 else "RGB"
-    picture = f'PIL.Image.open("image.png").convert("{mode}")'
     return [
-        f'model = timm.create_model("local-dir:{folder}", pretrained=True).eval()',
-        f"x = timm.data.create_transform(**timm.data.resolve_data_config(model=model))({picture})[None]",
-        f"probabilities = ({_scaled('model(x)', calibration)}).softmax(1)  # model.pretrained_cfg['label_names']",
+        "import PIL.Image, timm, timm.data",
+        f"model = timm.create_model({f'local-dir:{folder}'!r}, pretrained=True).eval()",
+        f'image = PIL.Image.open("image.png").convert("{_mode(trained)}")',
+        "x = timm.data.create_transform(**timm.data.resolve_data_config(model=model))(image)[None]",
+        f"probabilities = ({_scaled('model(x)', calibration)}).softmax(1)[0]",
+        'print(model.pretrained_cfg["label_names"][probabilities.argmax()], probabilities.max().item())',
     ]
+
+
+def _mode(trained: Trained) -> str:
+    """What PIL calls images such as the network sees."""
+    return "L" if trained.images.channels == 1 else "RGB"
 
 
 def _use_plain(trained: Trained, folder: Path, calibration: Calibration | None) -> list[str]:

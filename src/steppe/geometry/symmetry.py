@@ -146,9 +146,9 @@ def sharp_loss(
 def measure_symmetry(
     *, seed: int = 0, steps: int = 50, points: int = 5, rho: float = 0.05, asam_rho: float = 0.5, eta: float = 0.01
 ) -> dict[str, Any]:
-    """The data of the seed's figures 2 to 4: outputs, SAM loss and ASAM losses through a row of random rescalings.
+    """The data of figures 2 to 4 of source 004: outputs, SAM loss and ASAM losses through a row of random rescalings.
 
-    The network is the seed's (table II), freshly drawn, on its kind of data (two classes in the plane), in double
+    The network is the source's (table II), freshly drawn, on its kind of data (two classes in the plane), in double
     precision. Each rescaling is applied to the result of the one before, with factors uniform in [0.5, 1.5]. Three
     cases: `weights` (no biases, weights scaled), `weights_and_biases`, and `weights_only_despite_biases`, which does
     not leave the outputs alone.

@@ -52,7 +52,6 @@ class LookSAM(SAM):
         alpha: float | Tensor = 0.7,
         **options: Unpack[ScaledOptions],
     ) -> None:
-        """Wrap a base optimizer."""
         if k < 1:
             raise ValueError(f"every k-th step needs k >= 1, not {k}")
         Minimizer.__init__(self, base, rho=rho, alpha=alpha, **options)
@@ -107,7 +106,7 @@ class MSAM(Minimizer):
     moments: ClassVar[tuple[str, ...]] = ("momentum_buffer", "exp_avg")
 
     def __init__(self, base: Optimizer, rho: float | Tensor = 3.0, **options: Unpack[ScaledOptions]) -> None:
-        """Wrap a base optimizer that keeps momentum."""
+        """`base` must keep momentum."""
         super().__init__(base, rho=rho, **options)
         if self.ascent_fraction is not None or isinstance(self.schedule, GradientNorm) or self.ascent_weight_decay:
             raise ValueError("msam takes no first gradient: ascent_fraction, GradientNorm and weight decay act on that")
@@ -152,7 +151,7 @@ class ESAM(SAM):
         gamma: float = 0.5,
         **options: Unpack[ScaledOptions],
     ) -> None:
-        """Wrap a base optimizer; with γ < 1 the closure must be a `Batch`."""
+        """With γ < 1 the closure must be a `Batch`."""
         if not (0.0 < beta <= 1.0 and 0.0 < gamma <= 1.0):
             raise ValueError(f"beta and gamma lie in (0, 1], not {beta} and {gamma}")
         super().__init__(base, rho=rho, **options)
@@ -236,6 +235,6 @@ class AESAM(SAM):
         num_steps: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """Wrap a base optimizer; `start` is λ₂, `end` is λ₁, reached after `num_steps`."""
+        """`start` is λ₂, `end` is λ₁, reached after `num_steps`."""
         options["schedule"] = GradientNorm(decay, start, end, num_steps)
         super().__init__(base, rho=rho, **options)

@@ -84,7 +84,6 @@ class Minimizer(Wrapper):
         scaler: Any = None,
         **numbers: float | Tensor,
     ) -> None:
-        """Wrap a base optimizer."""
         check_numbers(self.name, numbers, ("rho", "eta", *self.own_numbers))
         super().__init__(base, model, perturb, scaling, {"rho": 0.0, "eta": 0.0, **numbers})
         self.schedule: Schedule = schedule if schedule is not None else Always()

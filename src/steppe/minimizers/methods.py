@@ -26,7 +26,6 @@ class Base(Minimizer):
     name = "base"
 
     def __init__(self, base: Optimizer, **options: Unpack[Options]) -> None:
-        """Wrap a base optimizer."""
         super().__init__(base, **options)
 
 
@@ -44,7 +43,6 @@ class SAM(Minimizer):
     name = "sam"
 
     def __init__(self, base: Optimizer, rho: float | Tensor = 0.05, **options: Unpack[ScaledOptions]) -> None:
-        """Wrap a base optimizer."""
         super().__init__(base, rho=rho, **options)
 
     def kind(self) -> Kind:
@@ -72,7 +70,7 @@ class ASAM(SAM):
         eta: float | Tensor = 0.01,
         **options: Unpack[Options],
     ) -> None:
-        """Wrap a base optimizer; scaling="weights" (the default) needs `model` for the names."""
+        """`scaling="weights"`, the default, needs `model` for the names."""
         options.setdefault("scaling", "weights")
         Minimizer.__init__(self, base, rho=rho, eta=eta, **options)
 
@@ -91,7 +89,7 @@ class SAMON(SAM):
     name = "samon"
 
     def __init__(self, base: Optimizer, rho: float | Tensor = 0.5, **options: Unpack[ScaledOptions]) -> None:
-        """Wrap a base optimizer; needs `model`, to know the normalisation layers."""
+        """Needs `model`, to know the normalisation layers."""
         options.setdefault("perturb", "norm")
         super().__init__(base, rho=rho, **options)
 
@@ -124,7 +122,7 @@ class GSAM(SAM):
         lr_min: float = 0.0,
         **options: Unpack[ScaledOptions],
     ) -> None:
-        """Wrap a base optimizer; `rho` holds at `lr_max`, by default each group's initial learning rate."""
+        """`rho` holds at `lr_max`, by default each group's initial learning rate."""
         self.line = (rho_min, lr_max, lr_min)
         Minimizer.__init__(self, base, rho=rho, alpha=alpha, **options)
 
@@ -191,7 +189,7 @@ class FSAM(SAM):
         lam: float = 0.6,
         **options: Unpack[ScaledOptions],
     ) -> None:
-        """Wrap a base optimizer; `lam` is λ, the average's memory."""
+        """`lam` is λ, the average's memory."""
         Minimizer.__init__(self, base, rho=rho, sigma=sigma, lam=lam, **options)
 
     def direction(self, gradient: Vector) -> tuple[Vector, float]:

@@ -52,7 +52,7 @@ class Wrapper(Optimizer):
         scaling: str,
         numbers: dict[str, float | Tensor],
     ) -> None:
-        """Wrap a base optimizer; `numbers` go into every group that does not bring its own."""
+        """`numbers` go into every group that does not bring its own."""
         check_base(base)
         self.base, self.model = base, model
         Optimizer.__setstate__(self, {"defaults": {**base.defaults, **numbers}})

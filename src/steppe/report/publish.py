@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steppe.config import name_source
 from steppe.errors import RunError
 from steppe.report.numbers import MISSING, compact, duration, number, percent, whole
 from steppe.report.record import Record, dig
@@ -45,12 +46,15 @@ class StudyResults:
     """Paths of pictures to show, as the page links them."""
 
 
-def render_page(studies: Sequence[StudyResults], benchmarks: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
+def render_page(
+    studies: Sequence[StudyResults], benchmarks: Mapping[str, Sequence[Mapping[str, str]]], sources: str | None = None
+) -> str:
     """The page of all results, as Markdown.
 
     Args:
         studies: in the order they are to come.
         benchmarks: rows of CSV files by the file's name without its ending.
+        sources: the page that says what source 004 is, as this one links it.
     """
     lines = [
         "# Results",
@@ -58,6 +62,7 @@ def render_page(studies: Sequence[StudyResults], benchmarks: Mapping[str, Sequen
         "Made by `steppe study publish` from what `results/` holds: do not edit.",
         "Test accuracy after the last epoch, no test-time augmentation; ± is the standard deviation over seeds. A",
         "claim *holds* or *does not hold* when its 95 % interval over seeds lies on one side, and else is undecided.",
+        *([f"What source 004 and the others are: [sources]({sources})."] if sources else []),
         "",
         *render_summary(studies, "#"),
     ]
@@ -69,13 +74,15 @@ def render_page(studies: Sequence[StudyResults], benchmarks: Mapping[str, Sequen
 
 
 def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
-    """A table with one line a study: where it comes from, accuracies published and ours, and what became of its claims.
+    """A table with one line a study: accuracies published and ours, and how many of its claims came out how.
+
+    A column of accuracies that is empty in every line is left out.
 
     Args:
         studies: what was found.
         page: what links to a study's part of the page begin with: `#`, or `docs/results.md#`.
     """
-    lines = _header("study", "published", "ours", "claims that hold / do not / undecided / not run")
+    rows = []
     for study in studies:
         counts = Counter(str(claim.get("verdict")) for claim in study.comparison.get("claims", []))
         holds, fails = counts["holds"], counts["does not hold"]
@@ -87,8 +94,19 @@ def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
         if not cells and len(study.rows) <= 6:
             ours = "; ".join(f"{', '.join(row.labels.values())} {_accuracy(row.test_accuracy)}" for row in study.rows)
         link = f"[{study.title}]({page}{_anchor(study.title)})"
-        lines.append(_row(link, theirs or MISSING, ours or MISSING, f"{holds} / {fails} / {undecided} / {others}"))
-    return lines
+        rows.append((link, theirs, ours, *(str(count) for count in (holds, fails, undecided, others))))
+    names = (
+        "study",
+        "published accuracy",
+        "our accuracy, %",
+        "claims that hold",
+        "that do not",
+        "undecided",
+        "not measured",
+    )
+    kept = [at for at in range(len(names)) if at not in (1, 2) or any(row[at] for row in rows)]
+    lines = _header(*(names[at] for at in kept))
+    return lines + [_row(*(row[at] or MISSING for at in kept)) for row in rows]
 
 
 def put_between_marks(text: str, lines: Sequence[str], where: str) -> str:
@@ -175,7 +193,7 @@ def _claim_table(claims: Sequence[Mapping[str, Any]]) -> list[str]:
             interval += f" ({low:.3g} to {high:.3g})"
         verdict = str(claim.get("verdict") or MISSING)
         verdict = f"**{verdict}**" if verdict in ("holds", "does not hold") else verdict
-        words = (str(claim.get("text") or ""), str(claim.get("seed") or "steppe"), interval)
+        words = (str(claim.get("text") or ""), name_source(str(claim.get("seed") or "steppe")), interval)
         lines.append(_row(*words, str(claim.get("seeds") or MISSING), verdict))
     return lines
 
@@ -183,7 +201,7 @@ def _claim_table(claims: Sequence[Mapping[str, Any]]) -> list[str]:
 def _cell_table(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = _header("published in", "row", "column", "published", "ours", "difference")
     for cell in cells:
-        where = ", ".join(filter(None, (f"seed {cell.get('seed')}", str(cell.get("table") or ""))))
+        where = ", ".join(filter(None, (name_source(str(cell.get("seed") or "")), str(cell.get("table") or ""))))
         difference = number(cell.get("difference"))
         apart = MISSING if difference is None else f"{difference:+.3g}"
         words = (where, str(cell.get("row") or ""), str(cell.get("column") or ""))

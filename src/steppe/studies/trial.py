@@ -45,6 +45,7 @@ class Outcome:
         factor: seconds of the loop, evaluation and all, for each second of training; None where it is not known.
         fixed_s: seconds outside the loop: building, compiling, the last evaluation.
         reason: why it failed.
+        val_accuracy: after its last epoch; None without one.
     """
 
     state: State
@@ -53,6 +54,7 @@ class Outcome:
     factor: float | None = None
     fixed_s: float = 0.0
     reason: str = ""
+    val_accuracy: float | None = None
 
 
 def score_of(record: dict[str, Any]) -> float:
@@ -122,6 +124,7 @@ def run_trial(
         watch.factor,
         max(0.0, wall_s - watch.loop_s) if watch.factor else 0.0,
         reason,
+        float(records[-1]["val_accuracy"]) if records else None,
     )
 
 

@@ -57,6 +57,11 @@ class Difference:
         low, high = self.interval
         return low > 0 or high < 0
 
+    @property
+    def stuck(self) -> bool:
+        """Whether several seeds gave one and the same difference: how far others would scatter is not known."""
+        return self.seeds is not None and self.seeds[0] == self.seeds[1]
+
 
 @dataclass(frozen=True)
 class Versus:
@@ -74,6 +79,14 @@ class Versus:
     def one_seed(self) -> bool:
         """Whether nothing is known of other seeds."""
         return self.accuracy.seeds is None
+
+    @property
+    def alike(self) -> bool:
+        """Whether both gave every image the same answers, with the same certainty."""
+        if set(self.a.runs) != set(self.b.runs):
+            return False
+        pairs = [(run, self.b.runs[seed]) for seed, run in self.a.runs.items()]
+        return all(np.array_equal(p.answers, q.answers) and np.array_equal(p.nll, q.nll) for p, q in pairs)
 
 
 def compare_groups(a: Group, b: Group, *, draws: int = 10_000, seed: int = 0) -> Versus:
