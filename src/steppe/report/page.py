@@ -21,9 +21,8 @@ from steppe.report.facts import describe_noise, list_troubles, overview_facts, r
 from steppe.report.figures import CURVES, FLATNESS, PROGRESS, costs_known, figure_data
 from steppe.report.layout import lay_out
 from steppe.report.measured import BLOCKS, measured_data, settings_notes
-from steppe.report.numbers import number
 from steppe.report.published import published_tables
-from steppe.report.record import Record, dig, read_records
+from steppe.report.record import Record, read_records
 from steppe.report.results import find_subjects
 from steppe.report.scalars import attack_table, every_scalar, figure_table
 from steppe.report.sets import split_by_test_set
@@ -100,9 +99,12 @@ def render(
     """
     rows = summarise_records(records, study)
     layout = lay_out(rows)
-    images = _test_images(rows, records)
+    images = {
+        name: max((found for index in own if (found := rows[index].test_images)), default=None)
+        for name, own in split_by_test_set(rows).items()
+    }
     measured = [row for row in rows if row.test_accuracy.mean is not None]
-    comparisons = findings.compare(rows, layout, images)
+    comparisons = findings.compare(rows, layout)
     told = findings.tell(comparisons, layout.panel_word)
     subjects = find_subjects(rows, records)
     shown = measured_data(rows, records, layout, subjects)
@@ -111,7 +113,7 @@ def render(
     anchors = {record.id: f"run-{index}" for index, record in enumerate(records)}
     scripts = {} if bare else {"plotly": get_plotlyjs(), "page": page_script()}
     answer, overall = _study_text(study, "answer"), findings.overall(rows)
-    headlines = [[(answer, False)]] if answer else [overall] if overall else findings.answers(rows, images)
+    headlines = [[(answer, False)]] if answer else [overall] if overall else findings.answers(rows)
     loader = PackageLoader("steppe.report", "templates")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -122,7 +124,7 @@ def render(
         question=_study_text(study, "question"),
         headlines=headlines,
         statements=[
-            *(findings.answers(rows, images) if overall else findings.supports(rows)),
+            *(findings.answers(rows) if overall else findings.supports(rows)),
             *([published["sentence"]] if published and published["claims"] else []),
             *(told if len(told) <= 6 else []),
             *([] if measured else so_far(records)),
@@ -130,7 +132,7 @@ def render(
         facts=overview_facts(records, rows, images),
         published=published,
         verdicts=verdict_matrix(comparisons, layout),
-        verdict_names={"panel": layout.panel_word.removesuffix("s").capitalize(), "examples": any(images.values())},
+        panel_name=layout.panel_word.removesuffix("s").capitalize(),
         table=summary_table(rows),
         has_curves=any(record.metrics for record in records),
         has_flatness=sum(row.noise_loss.mean is not None for row in rows) > 1,
@@ -178,16 +180,6 @@ def embed_json(value: Any) -> str:
     """Write JSON that may stand inside a script element: nothing in it can end the element or the line."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _test_images(rows: Sequence[Row], records: Sequence[Record]) -> dict[str, float | None]:
-    """How many test images each test set has, by its name."""
-    by_id = {record.id: record for record in records}
-    out: dict[str, float | None] = {}
-    for name, own in split_by_test_set(rows).items():
-        counts = [number(dig(by_id[run_id].summary, "test", "examples")) for i in own for run_id in rows[i].run_ids]
-        out[name] = max((count for count in counts if count), default=None)
-    return out
 
 
 def _measured_panels(shown: Mapping[str, Any], subjects: Iterable[int], panels: Sequence[str]) -> list[tuple[int, str]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from steppe.config import RunConfig, leaves
-from steppe.report.numbers import MISSING
+from steppe.report.numbers import MISSING, number
 from steppe.report.record import MEASURES, Record, dig, read_records
 from steppe.runs import Run
 
@@ -39,6 +40,11 @@ class Row:
     unfinished: int
     reasons: dict[str, str]
     """run id to why it has no result, or what is damaged in it"""
+    accuracies: dict[int, float]
+    """test accuracy by seed, of the runs that have one"""
+    test_images: float | None
+    folders: dict[int, Path]
+    """the folders of the runs that have a test accuracy, by seed"""
     test_accuracy: Stat
     val_accuracy: Stat
     train_accuracy: Stat
@@ -147,6 +153,12 @@ def show_value(value: Any) -> str:
 def _row(group: Sequence[Record], labels: dict[str, str]) -> Row:
     statuses = [record.status for record in group]
     measured = {name: spread([read(record) for record in group]) for name, read in MEASURES.items()}
+    tested = {
+        record.config.seed: (accuracy, record)
+        for record in group
+        if (accuracy := MEASURES["test_accuracy"](record)) is not None
+    }
+    images = [number(dig(record.summary, "test", "examples")) for _, record in tested.values()]
     return Row(
         labels=labels,
         config=group[0].config.without_seed(),
@@ -156,6 +168,9 @@ def _row(group: Sequence[Record], labels: dict[str, str]) -> Row:
         failed=statuses.count("failed"),
         unfinished=statuses.count("unfinished"),
         reasons={record.id: record.reason for record in group if record.reason},
+        accuracies={seed: accuracy for seed, (accuracy, _) in tested.items()},
+        test_images=max((count for count in images if count and count >= 1), default=None),
+        folders={seed: record.path for seed, (_, record) in tested.items()},
         test_accuracy=measured["test_accuracy"],
         val_accuracy=measured["val_accuracy"],
         train_accuracy=measured["train_accuracy"],

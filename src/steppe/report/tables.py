@@ -87,7 +87,8 @@ def verdict_matrix(comparisons: Sequence[findings.Comparison], layout: Layout) -
 
 
 def _verdict(comparison: findings.Comparison) -> dict[str, str]:
-    spread = "" if comparison.spread is None else f" ± {100 * comparison.spread:.2f}"
+    half = comparison.found.half
+    spread = "" if half is None else f" ± {100 * half:.2f}"
     return {
         "text": points(comparison.difference) + spread,
         "verdict": comparison.verdict,
