@@ -272,7 +272,7 @@ def _as_good(best: Row, rows: Sequence[Row]) -> list[Row]:
 
 def _is_plain_twin(plain: Row, sharp: Row) -> bool:
     """Whether `plain` differs from `sharp` in its minimizer and in what it spent, and in nothing else."""
-    if plain.config.minimizer.name != "base" or plain.test_accuracy.mean is None:
+    if plain.config.minimizer.name != "base" or plain.test_accuracy.mean is None or plain.study != sharp.study:
         return False
     return _rest(plain.config) == _rest(sharp.config)
 

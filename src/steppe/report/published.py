@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steppe.report.numbers import MISSING, number
+from steppe.report.parts import Part
 
 _KINDS = {"holds": "better", "does not hold": "worse"}
 _WORDS = {
@@ -17,6 +18,25 @@ _WORDS = {
     "not at this scale": ("cannot be judged at this scale", "cannot be judged at this scale"),
 }
 """What became of one claim and of several, in the order they are told."""
+
+
+def published_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The comparison of each study that has one: see `published_tables`, with the study's name and title."""
+    out = []
+    for part in parts:
+        finished = sum(record.status == "finished" for record in part.records)
+        found = published_tables(part.comparison, finished)
+        if found is not None:
+            said = {"name": part.name, "title": part.text("title") or part.name, "question": part.text("question")}
+            out.append({**said, **found})
+    return out
+
+
+def sum_claims(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
+    """What became of the claims of several studies together, in words."""
+    claims = [claim for table in tables for claim in table["claims"]]
+    counts = Counter(str(claim["verdict"]) for claim in claims)
+    return _sentence(counts, sum(bool(claim["source"]) for claim in claims))
 
 
 def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, Any] | None:
