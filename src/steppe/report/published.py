@@ -55,7 +55,7 @@ def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, 
     compared = [_cell(cell) for cell in cells if cell.get("measure")]
     return {
         "claims": claims,
-        "counts": [(verdict, count, _KINDS.get(verdict, "")) for verdict, count in counts.most_common()],
+        "counts": [(_chip(verdict, count), count, _KINDS.get(verdict, "")) for verdict, count in counts.most_common()],
         "sentence": _sentence(counts, sum(bool(claim["source"]) for claim in claims)),
         "cells": compared,
         "left_out": [
@@ -85,6 +85,11 @@ def _sentence(counts: Counter[str], published: int) -> list[tuple[str, bool]]:
     return [(f"Of {total} {what} ", False), (_became(first, counts[first]), True), (f"{end}.", False)]
 
 
+def _chip(verdict: str, count: int) -> str:
+    """A verdict as it stands beside its count: "2 hold", "3 undecided"."""
+    return _WORDS[verdict][count > 1] if verdict in _KINDS else verdict
+
+
 def _became(verdict: str, count: int) -> str:
     one, several = _WORDS.get(verdict, (verdict, verdict))
     return f"{count} {one if count == 1 else several}"
@@ -97,7 +102,7 @@ def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
     if low is not None and high is not None:
         interval += f" ({_number(low)} to {_number(high)})"
     seeds = number(claim.get("seeds"))
-    over = f"{seeds:.0f} {'paired ' if claim.get('paired') else ''}seeds" if seeds else ""
+    over = f"{seeds:.0f} {'paired ' if claim.get('paired') else ''}seed{'' if seeds == 1 else 's'}" if seeds else ""
     return {
         "text": str(claim.get("text") or ""),
         "holds": str(claim.get("holds") or ""),

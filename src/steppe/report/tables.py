@@ -14,7 +14,11 @@ _COLUMNS: list[tuple[str, str, str]] = [
     ("test_accuracy", "Test acc. %", "share of the test images classified rightly, mean ± standard deviation"),
     ("parameters", "Params", "weights of the network"),
     ("flops_per_image", "FLOPs / image", "forward pass of one image, two for each multiply-add"),
-    ("time_per_epoch_s", "Time / epoch", "training time of one pass over the images"),
+    (
+        "time_per_epoch_s",
+        "Time / epoch",
+        "training time of one pass over the images: the median of the whole epochs after the first, which warms up",
+    ),
     ("time_s", "Training time", "whole training time, without evaluation"),
     ("gradient_evaluations", "Gradient evals", "batch gradients; a sharpness-aware step costs two"),
     ("noise_loss", "Loss under noise", "training loss after Gaussian noise was added to the weights"),
@@ -45,7 +49,7 @@ def summary_table(rows: Sequence[Row]) -> dict[str, Any]:
     heads += [{"text": text, "hint": hint, "kind": "number"} for _, text, hint in _COLUMNS]
     seeds = {"text": "Seeds", "hint": "finished runs, each with its own seed", "kind": "number"}
     heads.insert(len(columns) + 1, seeds)
-    return {"heads": heads, "rows": body, "sorted": len(columns)}
+    return {"heads": heads, "rows": body, "sorted": len(columns), "ordered": len({row.study for row in rows}) < 2}
 
 
 def _show(name: str, stat: Stat) -> tuple[str, str]:
