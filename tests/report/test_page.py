@@ -140,10 +140,10 @@ def test_a_run_under_way_says_so(new_run, tmp_path):
     run = new_run(values={"budget": {"epochs": 60}}, status=None, epochs_done=3)
     with run.lock():
         words = read(write_report([run], tmp_path / "r.html")).words
-    assert "1 run is running." in words
+    assert "1 run: running, epoch 4 of 60." in words
     assert "running, epoch 4 of 60" in words
     words = read(write_report([run], tmp_path / "r.html")).words
-    assert "1 run has stopped." in words
+    assert "1 run: stopped after epoch 3 of 60." in words
     assert "stopped after epoch 3 of 60" in words
     done = new_run(values={"budget": {"epochs": 2}}, status=None)
     with done.lock():

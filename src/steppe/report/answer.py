@@ -52,6 +52,5 @@ def _of_several(
         overall = findings.overall(own)
         said = [one["sentence"] for one in claims if one["name"] == part.name]
         said += [overall] if overall else findings.answers(own)[:_MOST_ANSWERS]
-        name = part.name if part.about or part.comparison else "Runs of no study"
-        out += [[(f"{name}: ", True), *sentence] for sentence in said]
+        out += [[(f"{part.name}: ", True), *sentence] for sentence in said]
     return total, out

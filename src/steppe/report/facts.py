@@ -61,15 +61,21 @@ def _spent(record: Record, name: str) -> float:
     return number(record.summary.get(name)) or number(last) or 0.0
 
 
-def so_far(records: Sequence[Record]) -> list[Sentence]:
-    """Where the run that came furthest stands, while none has finished."""
+def so_far(records: Sequence[Record], names: Mapping[str, str]) -> list[Sentence]:
+    """Where the run that came furthest stands, while none has finished.
+
+    Args:
+        records: the runs.
+        names: what they are, by their ids, where that is worth saying.
+    """
     begun = [record for record in records if record.metrics]
     if not begun:
         return []
     record = max(begun, key=lambda r: int(r.metrics[-1]["epoch"]))
     accuracy = percent(number(record.metrics[-1].get("val_accuracy")))
-    end = f" came furthest: epoch {record.metrics[-1]['epoch']}, {accuracy} validation accuracy."
-    return [[(record.id, True), (end, False)]]
+    where = " came furthest: " if len(begun) > 1 else ": "
+    end = f"{where}{accuracy} validation accuracy after epoch {record.metrics[-1]['epoch']}."
+    return [[(_with_seed(names.get(record.id, ""), record.config.seed) or record.id, True), (end, False)]]
 
 
 def _machine(records: Sequence[Record]) -> tuple[str, str]:
@@ -136,7 +142,9 @@ def list_troubles(parts: Sequence[Part], names: Mapping[str, str]) -> list[dict[
 
 
 def count_troubles(troubles: Sequence[Mapping[str, str]]) -> str:
-    """How many runs have no result, by state: "1 run is running, 2 have failed"."""
+    """How many runs have no result, by state: "1 run is running, 2 have failed"; of a single one how far it is."""
+    if len(troubles) == 1 and troubles[0]["status"] in ("running", "stopped"):
+        return f"1 run: {troubles[0]['reason']}"
     words = {
         "running": ("is running", "are running"),
         "stopped": ("has stopped", "have stopped"),

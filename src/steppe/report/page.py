@@ -124,7 +124,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         statements=[
             *statements,
             *(told if len(told) <= 6 else []),
-            *([] if measured else so_far(records)),
+            *([] if measured else so_far(records, names)),
         ],
         empty=not records,
         facts=overview_facts(records, rows, images),

@@ -12,7 +12,7 @@ from steppe.report.record import Record, read_records, with_unique_ids
 from steppe.report.table import Row, summarise_records
 from steppe.runs import Run, read_json
 
-_LOOSE = "–"
+_LOOSE = "no study"
 
 
 @dataclass(frozen=True)

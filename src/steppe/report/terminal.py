@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.report.findings import unbeaten
-from steppe.report.numbers import MISSING, compact, duration, loss, percent, shorten, whole
+from steppe.report.numbers import compact, duration, loss, percent, shorten, whole
 from steppe.report.table import Row, join_columns, label_columns
 
 _COLUMNS = ("Test acc %", "Param", "FLOPs\n/image", "Time\n/epoch", "Time", "Gradient\nevals", "Loss under\nnoise")
@@ -32,7 +32,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     studies = list(dict.fromkeys(row.study for row in rows))
     for study in studies:
         if len(studies) > 1:
-            console.print(Text(f"\n{_one_line(study)}" if study != MISSING else "\nof no study", style="bold"))
+            console.print(Text(f"\n{_one_line(study)}", style="bold"))
         _print_rows([row for row in rows if row.study == study], console)
     for note in _notes(rows):
         console.print(Text(note, style="dim"), soft_wrap=True)

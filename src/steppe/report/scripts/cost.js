@@ -17,6 +17,7 @@ function drawCost() {
   const at = (row) => [spent(row)[0], 100 * row.values.test_accuracy[0]];
   const fronts = data.fronts[cost === "price" && hour ? "time_s" : cost][set] ?? [];
   const front = fronts.map((index) => data.rows[index]).filter((row) => points.includes(row));
+  trimLegend(plot, data.rows.filter((row) => row.set === set));
   const has = data.rows.some((row) => row.set === set && spent(row)[0] !== null);
   $("#no-cost").hidden = has;
   plot.hidden = !has; // the hint stands in its place
