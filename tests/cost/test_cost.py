@@ -163,6 +163,11 @@ def test_training_speed_of_one_epoch_and_of_none():
     assert training_speed([], 32)["images_per_s"] is None
 
 
+def test_an_unfinished_epoch_is_no_epoch():
+    found = training_speed([record(1, 10, 5.0), record(2, 13, 5.9)], batch_size=32)
+    assert found["time_per_epoch_s"] == 5.0
+
+
 def test_price():
     assert price_of(1800, 3.0) == 1.5
     assert price_of(None, 3.0) is None

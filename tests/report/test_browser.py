@@ -158,8 +158,7 @@ def test_the_page_never_scrolls_sideways(show, study_page):
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     for width in (390, 320, 760):
         page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(150)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.wait_for_function("(width) => document.documentElement.scrollWidth <= width", arg=width)
         wide = page.evaluate("[...document.querySelectorAll('.scroll')].map((s) => s.scrollWidth > s.clientWidth)")
         assert any(wide)  # the table does, in its own box
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from steppe.report import summarise
+from steppe.report.apart import accuracy_interval, difference
 from steppe.report.findings import compare, headline, supporting, tell
 from steppe.report.layout import lay_out
+from steppe.runs import Answers, write_answers
 
 SAM = {"name": "sam"}
 
@@ -15,46 +20,102 @@ def say(sentence):
     return "".join(text for text, _ in sentence)
 
 
-def cell(new_run, accuracies, *, seconds=10.0, **values):
+def cell(new_run, accuracies, *, seconds=10.0, images=1_000_000, first=0, **values):
     """Runs of one configuration, one for each accuracy."""
     return [
         new_run(
             values={**values, "seed": seed},
-            summary={"test": {"accuracy": a, "examples": 1000}, "time_s": seconds},
+            summary={"test": {"accuracy": a, "examples": images}, "time_s": seconds},
         )
-        for seed, a in enumerate(accuracies)
+        for seed, a in enumerate(accuracies, first)
     ]
 
 
-def verdicts(runs, examples=1000.0):
+def verdicts(runs):
     rows = summarise(runs)
-    return compare(rows, lay_out(rows), examples)
+    return compare(rows, lay_out(rows))
 
 
 @pytest.mark.parametrize(
-    ("sharp", "plain", "verdict"),
+    ("sharp", "plain", "images", "verdict"),
     [
-        ([0.97, 0.98], [0.95, 0.96], "better"),  # 2 points, spread 1.0
-        ([0.95, 0.96], [0.97, 0.98], "worse"),
-        ([0.95, 0.97], [0.955, 0.96], "within noise"),
-        ([0.96, 0.96], [0.96, 0.96], "within noise"),
-        ([0.961, 0.961], [0.96, 0.96], "within noise"),  # one image of a thousand
-        ([0.962, 0.962], [0.96, 0.96], "better"),
-        ([0.99], [0.90, 0.91], "one seed"),
+        ([0.970, 0.981, 0.975], [0.950, 0.960, 0.956], 1_000_000, "better"),  # 2.0 ± 0.25 by t(2) of the pairs
+        ([0.950, 0.960, 0.956], [0.970, 0.981, 0.975], 1_000_000, "worse"),
+        ([0.97, 0.98], [0.95, 0.96], 1000, "better"),  # seeds agree: the images alone leave 1.58
+        ([0.97, 0.98], [0.95, 0.96], 500, "within noise"),  # and here 2.2
+        ([0.97, 0.98], [0.96, 0.96], 1_000_000, "within noise"),  # 1.5 ± 6.4 by t(1)
+        ([0.96, 0.96], [0.96, 0.96], 1000, "within noise"),
+        ([0.961, 0.961], [0.96, 0.96], 1000, "within noise"),  # one image of a thousand
+        ([0.97, 0.98], [0.95, 0.96], None, "within noise"),  # no spread at all, and nothing known of images
+        ([0.99], [0.90, 0.91], 1000, "one seed"),
     ],
 )
-def test_verdict(new_run, sharp, plain, verdict):
-    runs = cell(new_run, sharp, minimizer=SAM) + cell(new_run, plain)
+def test_verdict(new_run, sharp, plain, images, verdict):
+    runs = cell(new_run, sharp, minimizer=SAM, images=images) + cell(new_run, plain, images=images)
     found = [c for c in verdicts(runs) if c.budget == "epochs"]
     assert [c.verdict for c in found] == [verdict]
     assert found[0].difference == pytest.approx(sum(sharp) / len(sharp) - sum(plain) / len(plain))
+
+
+def two_rows(new_run, sharp, plain, **options):
+    both = summarise(cell(new_run, plain) + cell(new_run, sharp, minimizer=SAM, **options))
+    return both[1], both[0]
+
+
+def test_the_interval_by_hand(new_run):
+    # differences 1, 2 and 3 points: a standard error of 1/√3, and t(2) = 4.3027; 10⁶ images add next to nothing
+    found = difference(*two_rows(new_run, [0.96, 0.97, 0.98], [0.95, 0.95, 0.95]))
+    assert found.half == pytest.approx(0.01 / 3**0.5 * 4.30265, rel=1e-3)
+    # other seeds: Welch. Variances 1e-4 and 0, so t(2) again
+    found = difference(*two_rows(new_run, [0.96, 0.97, 0.98], [0.95, 0.95, 0.95], first=7))
+    assert found.half == pytest.approx(0.01 / 3**0.5 * 4.30265, rel=1e-3)
+    # one seed: 0.9 and 0.8 of a million images
+    found = difference(*two_rows(new_run, [0.9], [0.8]))
+    assert found.half == pytest.approx(1.95996 * ((0.09 + 0.16) / 1e6) ** 0.5, rel=1e-4)
+    assert found.one_seed
+
+
+def test_answers_say_more_than_the_number_of_images(new_run):
+    runs = cell(new_run, [0.8], images=100) + cell(new_run, [0.9], minimizer=SAM, images=100)
+    blind = difference(*reversed(summarise(runs)))
+    labels, right = np.zeros(100, np.int32), np.arange(100)
+    for run, share in zip(runs, (80, 90), strict=True):  # whatever the first gets right, the second gets right
+        answers = (right >= share).astype(np.int32)
+        write_answers(run.path, Answers(answers, labels, np.zeros(100, np.float32)))
+    seen = difference(*reversed(summarise(runs)))
+    assert not blind.shown or blind.half > seen.half
+    assert seen.half == pytest.approx(1.95996 * (0.1 * 0.9 / 100) ** 0.5, rel=1e-4)  # ten of a hundred differ
+    (runs[0].path / "answers.safetensors").write_bytes(b"damaged")
+    assert difference(*reversed(summarise(runs))).half == pytest.approx(blind.half)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_chance_alone_seldom_wins(new_run, seeds):
+    (row,) = summarise([new_run()])
+    random = np.random.default_rng(0)
+
+    def draw():
+        accuracies = dict(enumerate(random.normal(0.9, 0.01, seeds)))
+        return dataclasses.replace(row, accuracies=accuracies, test_images=1e9, folders={})
+
+    won = sum(difference(draw(), draw()).shown for _ in range(2000))
+    assert 0.03 < won / 2000 < 0.07  # the rule of before: 29 % with two seeds, 16 % with three
+
+
+def test_the_interval_of_an_accuracy(new_run):
+    (row,) = summarise(cell(new_run, [0.8, 0.82], images=None))
+    assert accuracy_interval(row) == pytest.approx((0.81 - 12.7062 * 0.01, 0.81 + 12.7062 * 0.01), rel=1e-4)
+    (row,) = summarise(cell(new_run, [0.813, 0.813], images=1000))  # seeds that agree leave what the images leave
+    assert accuracy_interval(row) == pytest.approx((0.7877, 0.8360), abs=2e-4)
+    (row,) = summarise(cell(new_run, [0.8], images=None))
+    assert accuracy_interval(row) is None
 
 
 def test_equal_epochs_and_equal_gradients_are_told_apart(new_run):
     runs = [
         *cell(new_run, [0.97, 0.98], minimizer=SAM),
         *cell(new_run, [0.90, 0.91]),
-        *cell(new_run, [0.99, 0.995], budget={"epochs": 40}),
+        *cell(new_run, [0.99, 1.0], budget={"epochs": 40}),
     ]
     found = {c.budget: c for c in verdicts(runs)}
     assert found["epochs"].verdict == "better"
@@ -83,30 +144,40 @@ def test_counts_over_models(new_run):
 
 def test_one_model_is_told_by_its_difference(new_run):
     (sentence,) = tell(verdicts(cell(new_run, [0.97, 0.98], minimizer=SAM) + cell(new_run, [0.95, 0.96])))
-    assert say(sentence) == "At equal epochs, sam is 2.00 points above base: more than the seeds spread."
+    assert say(sentence) == "At equal epochs, sam is 2.00 points above base: more than chance explains."
 
 
 def test_headline_gives_the_best_its_spread_and_its_rivals(new_run):
     runs = [
-        *cell(new_run, [0.96, 0.98], model={"name": "best"}, seconds=30),
-        *cell(new_run, [0.96, 0.97], model={"name": "near"}, seconds=5),
-        *cell(new_run, [0.80, 0.81], model={"name": "far"}, seconds=1),
+        *cell(new_run, [0.96, 0.97, 0.98], images=10_000, model={"name": "best"}, seconds=30),
+        *cell(new_run, [0.96, 0.965, 0.97], images=10_000, model={"name": "near"}, seconds=5),
+        *cell(new_run, [0.80, 0.81, 0.82], images=10_000, model={"name": "far"}, seconds=1),
     ]
     rows = summarise(runs)
     assert say(headline(rows)) == (
-        "best is the most accurate, at 97.0 ± 1.4 % over 2 seeds, but one other row came within one standard deviation."
+        "best is the most accurate, at 97.0 % over 3 seeds and 10,000 test images (95 %: 94.5 to 99.5); "
+        "near is as good, for all that can be told."
     )
     (cheapest,) = supporting(rows)
     assert say(cheapest) == (
-        "The cheapest within one standard deviation of it is near: 96.5 ± 0.7 % after 5.00 s of training "
+        "The cheapest that is as good as it, for all that can be told, is near: 96.5 ± 0.5 % after 5.00 s of training "
         "instead of 30.0 s."
     )
+    alone = [row for row in rows if row.labels["model.name"] != "near"]
+    assert say(headline(alone)).endswith("(95 %: 94.5 to 99.5).")
+    assert say(supporting(alone)[0]) == "No row that trains faster is as good as it."
 
 
 def test_one_seed_is_not_sold_as_a_result(new_run):
     rows = summarise(cell(new_run, [0.99], model={"name": "a"}) + cell(new_run, [0.97, 0.98], model={"name": "b"}))
-    assert say(headline(rows)) == "a is the most accurate, at 99.0 % with one seed: chance is not ruled out."
-    assert say(supporting(rows)[0]) == "Of the rows with several seeds, b leads with 97.5 ± 0.7 % over 2 seeds."
+    assert say(headline(rows)) == (
+        "a is the most accurate, at 99.0 % with one seed (99.0 to 99.0 by the choice of 1,000,000 test images): "
+        "chance is not ruled out."
+    )
+    assert say(supporting(rows)[0]) == (
+        "Of the rows with several seeds, b leads with 97.5 % over 2 seeds and 1,000,000 test images "
+        "(95 %: 91.1 to 100.0)."
+    )
 
 
 def test_nothing_finished(new_run):

@@ -132,8 +132,43 @@ def test_an_unfinished_run_and_an_empty_one(new_run, tmp_path):
     assert "0 of 1" in page.words
     bare = new_run(values={"seed": 9}, status=None, epochs_done=0, parameters=None, env={})
     page = read(write_report([bare], tmp_path / "b.html"))
-    assert "no epoch finished yet" in page.words
+    assert "stopped before its first epoch was done" in page.words
     assert page.figures["rows"][0]["curve"] is None
+
+
+def test_a_run_under_way_says_so(new_run, tmp_path):
+    run = new_run(values={"budget": {"epochs": 60}}, status=None, epochs_done=3)
+    with run.lock():
+        words = read(write_report([run], tmp_path / "r.html")).words
+    assert "1 run: running, epoch 4 of 60." in words
+    assert "running, epoch 4 of 60" in words
+    words = read(write_report([run], tmp_path / "r.html")).words
+    assert "1 run: stopped after epoch 3 of 60." in words
+    assert "stopped after epoch 3 of 60" in words
+    done = new_run(values={"budget": {"epochs": 2}}, status=None)
+    with done.lock():
+        assert "running, all 2 epochs are done" in read(write_report([done], tmp_path / "r.html")).words
+
+
+def test_no_run_at_all(tmp_path):
+    page = read(write_report([], tmp_path / "r.html"))
+    assert "There is nothing here yet : no run has begun." in page.words
+    assert "table" not in {tag for tag, _ in page.tags}
+
+
+def test_claims_lead_a_studys_answer(study_runs, tmp_path):
+    runs, study = study_runs
+    claims = [{"text": "a", "verdict": "holds"}, {"text": "b", "verdict": "undecided"}]
+    page = read(write_report(runs, tmp_path / "r.html", study=study, comparison={"claims": claims}))
+    first = page.words.index("Of 2 claims of our own 1 holds , 1 is undecided.")
+    assert first < page.words.index("is the most accurate, at")
+
+
+def test_runs_are_told_by_their_labels(study_runs, tmp_path):
+    runs, study = study_runs
+    page = read(write_report(runs[1:], tmp_path / "r.html", study=study))
+    assert f"ResNet · AdamW · seed 0 {runs[0].id} not started" in page.words
+    assert "ViT · SAM seed 0" in page.words
 
 
 def test_runs_a_study_has_not_started_are_listed(study_runs, tmp_path):

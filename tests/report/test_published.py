@@ -20,7 +20,7 @@ def test_a_real_comparison():
     assert len(found["claims"]) == len(real["claims"])
     assert len(found["cells"]) + len(found["left_out"]) == len(real["cells"])
     assert sum(count for _, count, _ in found["counts"]) == len(real["claims"])
-    assert {kind for verdict, _, kind in found["counts"] if verdict == "holds"} <= {"better"}
+    assert {kind for verdict, _, kind in found["counts"] if verdict == "hold"} == {"better"}
     assert not found["stale"]
 
 

@@ -191,6 +191,24 @@ def test_a_file_gets_the_whole_table_however_narrow_it_says_it_is(study_runs):
     assert show(rows, width=80) == show(rows, width=100)
 
 
+def test_many_axes_are_joined_and_the_accuracy_stays(new_run):
+    known = {"optimizer": {"lr": 0.1, "weight_decay": 0.1, "name": "adamw"}}
+    runs = [new_run(summary={"test": {"accuracy": 0.123}})]
+    values = {"model": {"name": "b"}, "minimizer": {"name": "sam"}, "batch_size": 32, "budget": {"epochs": 3}, **known}
+    runs.append(new_run(values=values, summary={"test": {"accuracy": 0.5}}))
+    rows = summarise(runs)
+    assert len(rows[0].labels) > 5
+    for width in (60, 100):
+        text = show(rows, width=width, terminal=True)
+        assert max(map(len, text.splitlines())) <= width
+        assert "12.3" in text
+        assert "Row" in text
+
+
+def test_one_row_has_no_star(new_run):
+    assert "*" not in show(summarise([new_run()]))
+
+
 def test_hostile_labels_stay_plain_text(new_run):
     study = {"runs": [{"run_id": (run := new_run()).id, "labels": {"[red]axis": "[bold]x\x1b[2J\n<script>"}}]}
     text = show(summarise([run], study))

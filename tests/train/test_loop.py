@@ -20,6 +20,15 @@ from steppe.train import build_minimizer, build_model, train
 from steppe.train.averaging import WeightAverage
 
 
+def test_an_unfinished_epoch_does_not_count_as_one(digits, tmp_path):
+    run = train(make_config(minimizer={}, budget={"gradient_evaluations": 7}), digits, tmp_path / "r")  # 5 an epoch
+    first, second = run.metrics()
+    assert (first["steps"], second["steps"]) == (5, 7)
+    assert run.summary["time_per_epoch_s"] == pytest.approx(first["time_s"])
+    run = train(make_config(minimizer={}, budget={"gradient_evaluations": 3}), digits, tmp_path / "short")
+    assert run.summary["time_per_epoch_s"] == pytest.approx(5 / 3 * run.summary["time_s"])
+
+
 def test_a_budget_of_gradient_evaluations_is_kept(digits, tmp_path):
     every_second = {"name": "sam", "sharp_every": 2}
     cases = [({"name": "base"}, 7, 7), ({"name": "sam"}, 7, 3), (every_second, 7, 4), (every_second, 6, 4)]

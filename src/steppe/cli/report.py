@@ -7,14 +7,12 @@ import threading
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from steppe.cli import study
 from steppe.cli.show import JsonOption, console, errors, print_json
 from steppe.errors import ConfigError, RunError
-from steppe.runs import read_json
 
 
 def report(
@@ -31,7 +29,9 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page about runs; it works offline."""
-    from steppe.report import print_table, row_values, summarise, write_report
+    from steppe.report import print_table, row_values
+    from steppe.report.page import write_page
+    from steppe.report.parts import read_parts, summarise_parts
     from steppe.runs import find_runs
 
     if serve:
@@ -46,30 +46,23 @@ def report(
     skipped: list[str] = []
     found = find_runs(runs, skipped)
     for name in skipped:
-        errors.print(f"passed over {name}", markup=False, soft_wrap=True)
-    about = study.read_study(runs[0]) if len(runs) == 1 else None
+        _pass_over(name)
+    parts = read_parts(found, runs, _pass_over)
     out = out or Path("report.html")
     if out.is_dir():
         raise RunError("this is a folder, not a page", where=str(out), mend=f"say -o {out / 'report.html'}")
-    rows = summarise(found, about)
+    rows = summarise_parts(parts)
     if not json:
         print_table(rows, console)
-    compared = read_comparison(runs[0]) if about else None
-    page = write_report(found, out, title=title or (about or {}).get("title"), study=about, comparison=compared)
+    page = write_page(parts, out, title=title)
     if json:
         print_json({"report": str(page), "rows": [row_values(row) for row in rows]})
     else:
         console.print(f"report: {page}", markup=False, soft_wrap=True)
 
 
-def read_comparison(folder: Path) -> dict[str, Any] | None:
-    """What `steppe study compare` left in a study's folder; None where there is nothing that can be read."""
-    try:
-        found = read_json(folder / "compare.json") if (folder / "compare.json").is_file() else None
-    except RunError as error:
-        errors.print(f"passed over {error.where}: {error.what}", markup=False, soft_wrap=True)
-        return None
-    return found if isinstance(found, dict) else None
+def _pass_over(what: str) -> None:
+    errors.print(f"passed over {what}", markup=False, soft_wrap=True)
 
 
 def _serve(folders: Sequence[Path], title: str | None, port: int, open_browser: bool) -> None:
@@ -102,14 +95,11 @@ def _serve(folders: Sequence[Path], title: str | None, port: int, open_browser: 
 
 def _render(folders: Sequence[Path], title: str | None, version: str, bare: bool) -> str:
     from steppe.report.page import render
-    from steppe.report.record import read_records
+    from steppe.report.parts import read_parts
     from steppe.runs import find_runs
 
     try:
         found = find_runs(list(folders), [])
     except RunError:
         found = []  # training may not have begun
-    about = study.read_study(folders[0]) if len(folders) == 1 else None
-    compared = read_comparison(folders[0]) if about else None
-    own = title or (about or {}).get("title")
-    return render(read_records(found), title=own, study=about or {}, comparison=compared, version=version, bare=bare)
+    return render(read_parts(found, folders), title=title, version=version, bare=bare)

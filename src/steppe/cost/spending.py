@@ -12,7 +12,7 @@ def training_speed(records: Sequence[dict[str, Any]], batch_size: int, compile_s
     """Seconds an epoch and images a second, with warm-up and compiling apart.
 
     The first epoch also pays for whatever is done once (caches, the choice of kernels), so it is told apart: the
-    others' median is the time of an epoch, and what the first took beyond it is the warm-up. Seconds are those of
+    whole others' median is the time of an epoch, and what the first took beyond it is the warm-up. Seconds are those of
     training steps; evaluation is not in them, nor is compiling.
 
     Args:
@@ -24,10 +24,9 @@ def training_speed(records: Sequence[dict[str, Any]], batch_size: int, compile_s
     epochs = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(ends) if b[0] > a[0] and b[1] > a[1]]
     if not epochs:
         return {"time_per_epoch_s": None, "images_per_s": None, "warmup_s": None, "compile_s": compile_s}
-    later = epochs[1:] or epochs
-    longest = max(steps for steps, _ in later)
-    whole = [seconds for steps, seconds in later if steps == longest]  # a budget may end inside the last epoch
-    per_epoch = statistics.median(whole)
+    longest = max(steps for steps, _ in epochs)
+    whole = [[seconds for steps, seconds in some if steps == longest] for some in (epochs[1:], epochs)]
+    per_epoch = statistics.median(whole[0] or whole[1])  # a budget may end inside the last epoch
     first_steps, first_s = epochs[0]
     warmup = max(0.0, first_s - per_epoch * first_steps / longest) if len(epochs) > 1 else None
     return {

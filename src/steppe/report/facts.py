@@ -9,6 +9,7 @@ from typing import Any
 from steppe.config import dump_toml
 from steppe.report.findings import Sentence
 from steppe.report.numbers import MISSING, duration, number, percent, whole
+from steppe.report.parts import Part
 from steppe.report.record import Record, dig, flatten
 from steppe.report.table import Row
 
@@ -23,7 +24,7 @@ def overview_facts(
         rows: their summary.
         images: how many test images each test set has, by its name.
     """
-    counts = [(s, sum(r.status == s for r in records)) for s in ("finished", "failed", "unfinished")]
+    counts = [(s, sum(state_of(r) == s for r in records)) for s in ("finished", "failed", "running", "stopped")]
     states = ", ".join(f"{n} {status}" for status, n in counts if n)
     if len(records) > 1 and counts[0][1] == len(records):
         states = "all finished"
@@ -44,6 +45,7 @@ def overview_facts(
         sum(_spent(record, name) for record in records) for name in ("time_s", "gradient_evaluations")
     )
     machine, threads = _machine(records)
+    data = data or [MISSING]
     return [
         {"name": "Runs", "value": str(len(records)), "note": states},
         {"name": "Seeds per row", "value": seed_text, "note": f"{len(rows)} row{'' if len(rows) == 1 else 's'}"},
@@ -59,15 +61,21 @@ def _spent(record: Record, name: str) -> float:
     return number(record.summary.get(name)) or number(last) or 0.0
 
 
-def so_far(records: Sequence[Record]) -> list[Sentence]:
-    """Where the run that came furthest stands, while none has finished."""
+def so_far(records: Sequence[Record], names: Mapping[str, str]) -> list[Sentence]:
+    """Where the run that came furthest stands, while none has finished.
+
+    Args:
+        records: the runs.
+        names: what they are, by their ids, where that is worth saying.
+    """
     begun = [record for record in records if record.metrics]
     if not begun:
         return []
     record = max(begun, key=lambda r: int(r.metrics[-1]["epoch"]))
     accuracy = percent(number(record.metrics[-1].get("val_accuracy")))
-    end = f" came furthest: epoch {record.metrics[-1]['epoch']}, {accuracy} validation accuracy."
-    return [[(record.id, True), (end, False)]]
+    where = " came furthest: " if len(begun) > 1 else ": "
+    end = f"{where}{accuracy} validation accuracy after epoch {record.metrics[-1]['epoch']}."
+    return [[(_with_seed(names.get(record.id, ""), record.config.seed) or record.id, True), (end, False)]]
 
 
 def _machine(records: Sequence[Record]) -> tuple[str, str]:
@@ -94,32 +102,78 @@ def describe_noise(records: Sequence[Record]) -> str:
     return f"noise of standard deviation {sigma:g}, {whole(draws)} draws, {whole(images)} training images"
 
 
-def list_troubles(rows: Sequence[Row], records: Sequence[Record], study: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The runs without a result or with damage, and those that a study plans and nobody began, each with the reason."""
-    status = {record.id: record.status for record in records}
-    reasons = {run_id: reason for row in rows for run_id, reason in row.reasons.items()}
-    out = [
-        {"run": run_id, "status": "damaged" if status[run_id] == "finished" else status[run_id], "reason": reason}
-        for run_id, reason in reasons.items()
-    ]
-    listed = study.get("runs")
-    for entry in listed if isinstance(listed, list) and records else []:
-        run_id = str(dig(entry, "run_id"))
-        if run_id not in status:
-            failed = dig(study, "failed", run_id)
-            reason = str(failed) if failed else "the study plans it, but it has no folder"
-            out.append({"run": run_id, "status": "failed" if failed else "not started", "reason": reason})
+def state_of(record: Record) -> str:
+    """How a run stands, in a word."""
+    if record.status == "unfinished":
+        return "running" if record.running else "stopped"
+    return record.status
+
+
+def list_troubles(parts: Sequence[Part], names: Mapping[str, str]) -> list[dict[str, str]]:
+    """The runs without a result or with damage, and those that a study plans and nobody began, each with the reason.
+
+    Args:
+        parts: the studies.
+        names: what the runs are, by their ids, where that is worth saying.
+    """
+    out = []
+    for part in parts:
+        for record in part.records:
+            if record.reason:
+                state = "damaged" if record.status == "finished" else state_of(record)
+                name = _with_seed(names.get(record.id, ""), record.config.seed)
+                out.append({"run": record.id, "name": name, "status": state, "reason": record.reason})
+        listed, known = part.about.get("runs"), {record.path.name for record in part.records}
+        for entry in listed if isinstance(listed, list) and part.records else []:
+            run_id = str(dig(entry, "run_id"))
+            if run_id in known:
+                continue
+            failed, labels = dig(part.about, "failed", run_id), dig(entry, "labels")
+            name = " · ".join(map(str, labels.values())) if isinstance(labels, Mapping) else ""
+            out.append(
+                {
+                    "run": run_id,
+                    "name": _with_seed(name, dig(entry, "seed")),
+                    "status": "failed" if failed else "not started",
+                    "reason": str(failed) if failed else "the study plans it, but it has no folder",
+                }
+            )
     return out
 
 
-def run_card(record: Record, anchor: str) -> dict[str, Any]:
+def count_troubles(troubles: Sequence[Mapping[str, str]]) -> str:
+    """How many runs have no result, by state: "1 run is running, 2 have failed"; of a single one how far it is."""
+    if len(troubles) == 1 and troubles[0]["status"] in ("running", "stopped"):
+        return f"1 run: {troubles[0]['reason']}"
+    words = {
+        "running": ("is running", "are running"),
+        "stopped": ("has stopped", "have stopped"),
+        "failed": ("has failed", "have failed"),
+        "not started": ("has not been started", "have not been started"),
+        "damaged": ("has damaged files", "have damaged files"),
+    }
+    parts: list[str] = []
+    for state, (one, several) in words.items():
+        count = sum(trouble["status"] == state for trouble in troubles)
+        if count:
+            thing = "" if parts else " run" if count == 1 else " runs"
+            parts.append(f"{count}{thing} {one if count == 1 else several}")
+    return ", ".join(parts)
+
+
+def _with_seed(name: str, seed: object) -> str:
+    return f"{name} · seed {seed}" if name else ""
+
+
+def run_card(record: Record, anchor: str, name: str = "") -> dict[str, Any]:
     """All that is needed to make a run again."""
     accuracy = number(dig(record.summary, "test", "accuracy"))
     environment = flatten(record.env) if record.env else []
     return {
         "anchor": anchor,
         "id": record.id,
-        "status": record.status,
+        "name": name,
+        "status": state_of(record),
         "seed": record.config.seed,
         "accuracy": percent(accuracy) if record.status == "finished" else "",
         "toml": dump_toml(record.config),

@@ -1,20 +1,21 @@
 """What the rows say, in words: the best, the cheapest that is as good, and whether a second gradient paid.
 
-Every sentence is computed, and says how sure it can be. A difference counts only where it exceeds the spread of the
-seeds, √(s₁² + s₂²) for two rows with sample standard deviations s₁ and s₂, and one image of the test set.
+Every sentence is computed, and says how sure it can be. Two rows differ where the 95 % interval of their difference
+leaves zero out, by the rule of `steppe compare` (see `apart`); what it does not separate is as good.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from steppe.config import RunConfig
+from steppe.report.apart import Difference, accuracy_interval, difference
 from steppe.report.layout import Layout
 from steppe.report.numbers import duration, percent, points
-from steppe.report.sets import name_test_sets, split_by_test_set
+from steppe.report.sets import split_by_test_set
 from steppe.report.table import Row, Stat, name_row
 
 Sentence = list[tuple[str, bool]]
@@ -33,17 +34,20 @@ class Comparison:
     plain: str
     budget: str
     """what both spent the same of: epochs or gradient evaluations"""
-    difference: float
-    spread: float | None
-    """None where one of them has a single seed"""
+    found: Difference
     seeds: tuple[int, int]
+
+    @property
+    def difference(self) -> float:
+        """How much more accurate the sharpness-aware row is."""
+        return self.found.middle
 
     @property
     def verdict(self) -> str:
         """Whether the difference means something."""
-        if self.spread is None:
+        if self.found.one_seed:
             return ONE_SEED
-        if abs(self.difference) <= self.spread:
+        if not self.found.shown:
             return NOISE
         return BETTER if self.difference > 0 else WORSE
 
@@ -84,14 +88,9 @@ def best_row(rows: Sequence[Row]) -> Row | None:
     return max(known, key=lambda row: (row.test_accuracy.mean or 0.0, -_seconds(row)), default=None)
 
 
-def answers(rows: Sequence[Row], images: Mapping[str, float | None] | None = None) -> list[Sentence]:
-    """The answer in one sentence, or in one for each test set.
-
-    Args:
-        rows: the summary.
-        images: how many test images there are, by the test set's name.
-    """
-    return _on_each(rows, lambda own, name: [headline(own, (images or {}).get(name))])
+def answers(rows: Sequence[Row]) -> list[Sentence]:
+    """The answer in one sentence, or in one for each test set."""
+    return _on_each(rows, lambda own: [headline(own)])
 
 
 def overall(rows: Sequence[Row]) -> Sentence | None:
@@ -107,9 +106,9 @@ def overall(rows: Sequence[Row]) -> Sentence | None:
         for group, row in best
     )
     start = f"{wins} of {len(best)} test sets"
-    sure = f", beyond one standard deviation of every other row on {clear if clear < wins else 'all'} of them"
+    sure = f", set apart from every other row on {clear if clear < wins else 'all'} of them"
     if clear == 0:
-        sure = ", but on none of them by more than one standard deviation"
+        sure = ", but on none of them set apart from every other row"
     if others and others[0][1] == wins:
         sure += f"; {others[0][0]} is on as many"
     return [(name, True), (" is the most accurate on ", False), (start, True), (f"{sure}.", False)]
@@ -117,45 +116,38 @@ def overall(rows: Sequence[Row]) -> Sentence | None:
 
 def supports(rows: Sequence[Row]) -> list[Sentence]:
     """What belongs beside the answers, where these are few."""
-    return _on_each(rows, lambda own, name: supporting(own)) if len(split_by_test_set(rows)) < 3 else []
+    return _on_each(rows, supporting) if len(split_by_test_set(rows)) < 3 else []
 
 
-def _on_each(rows: Sequence[Row], say: Callable[[list[Row], str], list[Sentence]]) -> list[Sentence]:
+def _on_each(rows: Sequence[Row], say: Callable[[list[Row]], list[Sentence]]) -> list[Sentence]:
     groups = split_by_test_set(rows)
     if len(groups) < 2:
-        return say(list(rows), next(iter(groups), ""))
+        return say(list(rows))
     out = []
     for name, own in groups.items():
         members = [rows[index] for index in own]
         if best_row(members) is not None:
-            out += [[("On ", False), (name, True), (": ", False), *s] for s in say(members, name)]
-    return out or say(list(rows), "")
+            out += [[("On ", False), (name, True), (": ", False), *s] for s in say(members)]
+    return out or say(list(rows))
 
 
-def headline(rows: Sequence[Row], images: float | None = None) -> Sentence:
-    """The answer in one sentence, for rows of the same test images.
-
-    Args:
-        rows: the summary.
-        images: how many test images there are; with one seed they alone say how sure an accuracy is.
-    """
+def headline(rows: Sequence[Row]) -> Sentence:
+    """The answer in one sentence, for rows of the same test images."""
     best = best_row(rows)
     if best is None:
+        if not rows:
+            return [("There is nothing here yet", True), (": no run has begun.", False)]
         if any(row.failed for row in rows) and not any(row.unfinished for row in rows):
             return [("No run has a test result", True), (": all of them failed.", False)]
         return [("No run has finished yet", True), (", so there is no test accuracy to compare.", False)]
-    accuracy = best.test_accuracy
-    shown = percent(accuracy.mean, accuracy.std)
-    if sum(row.test_accuracy.mean is not None for row in rows) == 1:
-        sure = _margin(accuracy, images)
-        return [(name_row(best, rows), True), (f" reaches {shown} test accuracy {_over(accuracy.n)}{sure}.", False)]
+    accuracy, sure = best.test_accuracy, _surely(best)
+    others = [row for row in rows if row is not best and row.test_accuracy.mean is not None]
+    if not others:
+        reaches = f" reaches {percent(accuracy.mean)} test accuracy {sure}."
+        return [(name_row(best, rows), True), (reaches, False)]
     verb = (" is the most accurate, at ", False)
-    if accuracy.std is None:
-        doubt = f" with {_count(accuracy.n, 'seed')}{_margin(accuracy, images)}: chance is not ruled out."
-        return [(name_row(best, rows), True), verb, (shown, True), (doubt, False)]
-    rivals = len(_as_good(best, rows))
-    doubt = f", but {_count(rivals, 'other row')} came within one standard deviation" if rivals else ""
-    return [(name_row(best, rows), True), verb, (shown, True), (f" {_over(accuracy.n)}{doubt}.", False)]
+    doubt = ": chance is not ruled out" if accuracy.std is None else _rivals(_as_good(best, rows), rows)
+    return [(name_row(best, rows), True), verb, (percent(accuracy.mean), True), (f" {sure}{doubt}.", False)]
 
 
 def supporting(rows: Sequence[Row]) -> list[Sentence]:
@@ -170,50 +162,40 @@ def supporting(rows: Sequence[Row]) -> list[Sentence]:
         if sure is None:
             return []
         leader, it = sure, "that"
-        accuracy = f" leads with {percent(sure.test_accuracy.mean, sure.test_accuracy.std)}"
-        seeds = f" {_over(sure.test_accuracy.n)}."
-        out.append(
-            [("Of the rows with several seeds, ", False), (name_row(sure, rows), True), (accuracy + seeds, False)]
-        )
+        text = f" leads with {percent(sure.test_accuracy.mean)} {_surely(sure)}."
+        out.append([("Of the rows with several seeds, ", False), (name_row(sure, rows), True), (text, False)])
     cheaper = [row for row in _as_good(leader, rows) if _seconds(row) < 0.99 * _seconds(leader)]  # less is noise
     if not cheaper:
-        return [*out, [(f"No row that trains faster comes within one standard deviation of {it}.", False)]]
+        return [*out, [(f"No row that trains faster is as good as {it}.", False)]]
     cheap = min(cheaper, key=_seconds)
     accuracy = percent(cheap.test_accuracy.mean, cheap.test_accuracy.std)
     seeds = "" if cheap.test_accuracy.n > 1 else " (one seed)"
     times = f"{duration(cheap.time_s.mean)} of training instead of {duration(leader.time_s.mean)}"
-    start = (f"The cheapest within one standard deviation of {it} is ", False)
+    start = (f"The cheapest that is as good as {it}, for all that can be told, is ", False)
     return [*out, [start, (name_row(cheap, rows), True), (f": {accuracy}{seeds} after {times}.", False)]]
 
 
-def compare(
-    rows: Sequence[Row], layout: Layout, examples: float | Mapping[str, float | None] | None = None
-) -> list[Comparison]:
+def compare(rows: Sequence[Row], layout: Layout) -> list[Comparison]:
     """Set every sharpness-aware row against the plain rows that spent the same, epochs or gradient evaluations.
 
     Args:
         rows: the summary.
         layout: how the rows are named.
-        examples: images in the test set, or in each by its name; a difference of one image is never more than noise.
     """
     out = []
-    names = name_test_sets(rows)
-    known = examples if isinstance(examples, Mapping) else dict.fromkeys(names, examples)
     for budget in ("epochs", "gradient_evaluations"):
         for sharp, row in enumerate(rows):
             if row.config.minimizer.name == "base" or row.test_accuracy.mean is None:
                 continue
             for plain, other in enumerate(rows):
                 if _is_plain_twin(other, row) and _spent_the_same(row.stat(budget), other.stat(budget)):
-                    assert other.test_accuracy.mean is not None
                     out.append(
                         Comparison(
                             layout.panel_of[sharp],
                             layout.series_of[sharp],
                             layout.series_of[plain],
                             budget.replace("_", " "),
-                            row.test_accuracy.mean - other.test_accuracy.mean,
-                            _spread(row.test_accuracy, other.test_accuracy, known.get(names[sharp])),
+                            difference(row, other),
                             (row.test_accuracy.n, other.test_accuracy.n),
                         )
                     )
@@ -238,8 +220,8 @@ def _tell_one(budget: str, sharp: str, plain: str, group: Sequence[Comparison], 
         sure = {
             NOISE: "within noise",
             ONE_SEED: "with one seed, so it may be chance",
-            BETTER: "more than the seeds spread",
-            WORSE: "more than the seeds spread",
+            BETTER: "more than chance explains",
+            WORSE: "more than chance explains",
         }[one.verdict]
         return [*start, (f" is {by} ", False), (plain, True), (f": {sure}.", False)]
     count = {word: sum(c.verdict == word for c in group) for word in (BETTER, WORSE, NOISE, ONE_SEED)}
@@ -256,25 +238,41 @@ def _tell_one(budget: str, sharp: str, plain: str, group: Sequence[Comparison], 
     return [*start, (" beats ", False), (plain, True), (f"{end}.", False)]
 
 
-def _margin(accuracy: Stat, images: float | None) -> str:
-    """With one seed, how far off the accuracy may be by the choice of so many test images: Wilson's interval, 95 %."""
-    if accuracy.std is not None or accuracy.mean is None or not images:
+def _surely(row: Row) -> str:
+    """Over how many seeds and test images an accuracy is, and the interval that these leave."""
+    n, images = row.test_accuracy.n, row.test_images
+    base = "with one seed" if n == 1 else f"over {n} seeds"
+    interval = accuracy_interval(row)
+    if interval is None:
+        return base
+    low, high = (f"{100 * edge:.1f}" for edge in interval)
+    if n == 1:
+        return f"{base} ({low} to {high} by the choice of {images:,.0f} test images)"
+    of = f" and {images:,.0f} test images" if images else ""
+    return f"{base}{of} (95 %: {low} to {high})"
+
+
+def _rivals(rivals: Sequence[Row], rows: Sequence[Row]) -> str:
+    """Who is as good as the best."""
+    others = sum(row.test_accuracy.mean is not None for row in rows) - 1
+    if not rivals:
         return ""
-    z, p = 1.96, accuracy.mean
-    middle = (p + z * z / (2 * images)) / (1 + z * z / images)
-    reach = z / (1 + z * z / images) * math.sqrt(p * (1 - p) / images + z * z / (4 * images * images))
-    low, high = 100 * max(0.0, middle - reach), 100 * min(1.0, middle + reach)
-    return f" ({low:.1f} to {high:.1f} by the choice of {images:,.0f} test images)"
+    if len(rivals) <= 2:
+        who = " and ".join(name_row(row, rows) for row in rivals)
+    else:
+        who = f"all {others} other rows" if len(rivals) == others else f"{len(rivals)} of {others} other rows"
+    return f"; {who} {'is' if len(rivals) == 1 else 'are'} as good, for all that can be told"
 
 
 def _as_good(best: Row, rows: Sequence[Row]) -> list[Row]:
-    floor = (best.test_accuracy.mean or 0.0) - (best.test_accuracy.std or 0.0)
-    return [row for row in rows if row is not best and (row.test_accuracy.mean or -1.0) >= floor]
+    """The other rows that chance cannot tell from the best."""
+    others = [row for row in rows if row is not best and row.test_accuracy.mean is not None]
+    return [row for row in others if not difference(best, row).shown]
 
 
 def _is_plain_twin(plain: Row, sharp: Row) -> bool:
     """Whether `plain` differs from `sharp` in its minimizer and in what it spent, and in nothing else."""
-    if plain.config.minimizer.name != "base" or plain.test_accuracy.mean is None:
+    if plain.config.minimizer.name != "base" or plain.test_accuracy.mean is None or plain.study != sharp.study:
         return False
     return _rest(plain.config) == _rest(sharp.config)
 
@@ -287,20 +285,5 @@ def _spent_the_same(a: Stat, b: Stat) -> bool:
     return a.mean is not None and b.mean is not None and math.isclose(a.mean, b.mean, rel_tol=0.02)
 
 
-def _spread(a: Stat, b: Stat, examples: float | None) -> float | None:
-    if a.std is None or b.std is None:
-        return None
-    one_image = 1.000001 / examples if examples else 0.0
-    return max(math.hypot(a.std, b.std), one_image)
-
-
 def _seconds(row: Row) -> float:
     return math.inf if row.time_s.mean is None else row.time_s.mean
-
-
-def _over(n: int) -> str:
-    return "with one seed" if n == 1 else f"over {n} seeds"
-
-
-def _count(n: int, thing: str) -> str:
-    return f"{'one' if n == 1 else n} {thing}{'' if n == 1 else 's'}"

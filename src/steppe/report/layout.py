@@ -26,6 +26,9 @@ def lay_out(rows: Sequence[Row]) -> Layout:
     An axis is one of panels when moving along it alone changes the data or the model. Where nothing else varies, the
     panels become the series: a comparison of models alone is one panel with a colour for each.
     """
+    studies = list(dict.fromkeys(row.study for row in rows))
+    if len(studies) > 1:
+        return _side_by_side(rows, studies)
     axes = varying_axes(rows)
     panel_axes = [axis for axis in axes if _changes_what_is_learned(axis, axes, rows)]
     series_axes = [axis for axis in axes if axis not in panel_axes]
@@ -41,6 +44,19 @@ def lay_out(rows: Sequence[Row]) -> Layout:
         series_of,
         "models" if words == ["model"] else "data sets" if words == ["data"] else "settings",
     )
+
+
+def _side_by_side(rows: Sequence[Row], studies: Sequence[str]) -> Layout:
+    """Each study laid out by itself, its panels named after it."""
+    panel_of, series_of = [""] * len(rows), [""] * len(rows)
+    for study in studies:
+        own = [index for index, row in enumerate(rows) if row.study == study]
+        inner = lay_out([rows[index] for index in own])
+        for place, index in enumerate(own):
+            panel_of[index] = " · ".join(filter(None, (study, inner.panel_of[place])))
+            series_of[index] = inner.series_of[place]
+    panels, series = (list(dict.fromkeys(names)) for names in (panel_of, series_of))
+    return Layout(panels, series, panel_of, series_of, "settings")
 
 
 def _changes_what_is_learned(axis: str, axes: Sequence[str], rows: Sequence[Row]) -> bool:

@@ -17,17 +17,18 @@ from plotly.offline import get_plotlyjs
 
 from steppe.errors import RunError
 from steppe.report import findings
-from steppe.report.facts import describe_noise, list_troubles, overview_facts, run_card, so_far
+from steppe.report.answer import told_by_studies
+from steppe.report.facts import count_troubles, describe_noise, list_troubles, overview_facts, run_card, so_far
 from steppe.report.figures import CURVES, FLATNESS, PROGRESS, costs_known, figure_data
 from steppe.report.layout import lay_out
 from steppe.report.measured import BLOCKS, measured_data, settings_notes
-from steppe.report.numbers import number
-from steppe.report.published import published_tables
-from steppe.report.record import Record, dig, read_records
+from steppe.report.parts import Part, summarise_parts
+from steppe.report.published import published_parts
+from steppe.report.record import Record, read_records
 from steppe.report.results import find_subjects
 from steppe.report.scalars import attack_table, every_scalar, figure_table
 from steppe.report.sets import split_by_test_set
-from steppe.report.table import Row, name_row, summarise_records
+from steppe.report.table import Row, name_row
 from steppe.report.tables import summary_table, verdict_matrix
 from steppe.runs import Run, write_atomically
 
@@ -56,10 +57,14 @@ def write_report(
     Returns:
         The file that was written.
     """
+    return write_page([Part(read_records(runs), study or {}, comparison or {})], out, title=title)
+
+
+def write_page(parts: Sequence[Part], out: str | Path, *, title: str | None = None) -> Path:
+    """Write the report of one study or of several; see `write_report`."""
     out = Path(out)
     check_target(out)
-    page = render(read_records(runs), title=title, study=study or {}, comparison=comparison or {})
-    write_atomically(out, page.encode("utf-8", "replace"))
+    write_atomically(out, render(parts, title=title).encode("utf-8", "replace"))
     return out
 
 
@@ -79,58 +84,53 @@ def check_target(out: Path) -> None:
         raise RunError("this file is not a page of steppe's, so it is not replaced", where=str(out), mend=mend)
 
 
-def render(
-    records: Sequence[Record],
-    *,
-    title: str | None,
-    study: Mapping[str, Any],
-    comparison: Mapping[str, Any] | None = None,
-    version: str = "",
-    bare: bool = False,
-) -> str:
+def render(parts: Sequence[Part], *, title: str | None = None, version: str = "", bare: bool = False) -> str:
     """Fill the template.
 
     Args:
-        records: the runs.
+        parts: the runs, each study's by themselves.
         title: the page's title; default: the study's, or one made from the runs.
-        study: the content of `study.json`.
-        comparison: the content of `compare.json`.
         version: of a page that is served and renews itself: what it was made from.
         bare: leave scripts and styles out, for a page that has them already.
     """
-    rows = summarise_records(records, study)
+    records = [record for part in parts for record in part.records]
+    rows = summarise_parts(parts)
     layout = lay_out(rows)
-    images = _test_images(rows, records)
+    images = {
+        name: max((found for index in own if (found := rows[index].test_images)), default=None)
+        for name, own in split_by_test_set(rows).items()
+    }
     measured = [row for row in rows if row.test_accuracy.mean is not None]
-    comparisons = findings.compare(rows, layout, images)
+    comparisons = findings.compare(rows, layout)
     told = findings.tell(comparisons, layout.panel_word)
     subjects = find_subjects(rows, records)
     shown = measured_data(rows, records, layout, subjects)
-    finished = sum(record.status == "finished" for record in records)
-    published = published_tables(comparison or {}, finished)
+    published = published_parts(parts)
+    names = {run_id: name_row(row, rows) for row in rows for run_id in row.run_ids} if len(rows) > 1 else {}
     anchors = {record.id: f"run-{index}" for index, record in enumerate(records)}
     scripts = {} if bare else {"plotly": get_plotlyjs(), "page": page_script()}
-    answer, overall = _study_text(study, "answer"), findings.overall(rows)
-    headlines = [[(answer, False)]] if answer else [overall] if overall else findings.answers(rows, images)
+    headlines, statements = told_by_studies(parts, rows, published)
+    troubles = list_troubles(parts, names)
+    one = parts[0] if len(parts) == 1 else Part([])
     loader = PackageLoader("steppe.report", "templates")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("page.html.j2").render(
-        title=title or _study_text(study, "title") or _study_text(study, "name") or _default_title(rows),
-        study_name=_study_text(study, "name"),
-        question=_study_text(study, "question"),
+        title=title or one.text("title") or one.text("name") or _default_title(rows, parts),
+        study_name=one.text("name"),
+        question=one.text("question"),
         headlines=headlines,
         statements=[
-            *(findings.answers(rows, images) if overall else findings.supports(rows)),
-            *([published["sentence"]] if published and published["claims"] else []),
+            *statements,
             *(told if len(told) <= 6 else []),
-            *([] if measured else so_far(records)),
+            *([] if measured else so_far(records, names)),
         ],
+        empty=not records,
         facts=overview_facts(records, rows, images),
         published=published,
         verdicts=verdict_matrix(comparisons, layout),
-        verdict_names={"panel": layout.panel_word.removesuffix("s").capitalize(), "examples": any(images.values())},
+        panel_name=layout.panel_word.removesuffix("s").capitalize(),
         table=summary_table(rows),
         has_curves=any(record.metrics for record in records),
         has_flatness=sum(row.noise_loss.mean is not None for row in rows) > 1,
@@ -150,7 +150,8 @@ def render(
         notes=defaultdict(dict, settings_notes(subjects)),
         figures=figure_table(rows, records, subjects),
         attacks=attack_table(rows, records),
-        troubles=list_troubles(rows, records, study),
+        troubles=troubles,
+        notice=count_troubles(troubles),
         behind=[
             {
                 "name": name_row(row, rows),
@@ -158,7 +159,7 @@ def render(
             }
             for row in rows
         ],
-        runs=[run_card(record, anchors[record.id]) for record in records],
+        runs=[run_card(record, anchors[record.id], names.get(record.id, "")) for record in records],
         last_finished=_last_finished(records),
         css="" if bare else Markup("\n".join(_asset(f"styles/{name}.css") for name in _STYLES.split())),
         scripts={name: Markup(text) for name, text in scripts.items()},
@@ -180,32 +181,20 @@ def embed_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _test_images(rows: Sequence[Row], records: Sequence[Record]) -> dict[str, float | None]:
-    """How many test images each test set has, by its name."""
-    by_id = {record.id: record for record in records}
-    out: dict[str, float | None] = {}
-    for name, own in split_by_test_set(rows).items():
-        counts = [number(dig(by_id[run_id].summary, "test", "examples")) for i in own for run_id in rows[i].run_ids]
-        out[name] = max((count for count in counts if count), default=None)
-    return out
-
-
 def _measured_panels(shown: Mapping[str, Any], subjects: Iterable[int], panels: Sequence[str]) -> list[tuple[int, str]]:
     """The panels of some of the measured runs."""
     return [(index, panels[index]) for index in sorted({shown["subjects"][i]["panel"] for i in subjects})]
 
 
-def _default_title(rows: Sequence[Row]) -> str:
+def _default_title(rows: Sequence[Row], parts: Sequence[Part]) -> str:
     if not rows:
-        return "No runs"
+        return "Nothing here yet"
+    if len(parts) > 1:
+        studies = sum(bool(part.about or part.comparison) for part in parts)
+        return "One study, and other runs" if studies == 1 else f"{studies} studies"
     if len(rows) == 1:
         return f"{rows[0].config.model.name} on {rows[0].config.data.name.rstrip('/').rsplit('/', 1)[-1]}"
     return f"{len(rows)} configurations compared"
-
-
-def _study_text(study: Mapping[str, Any], key: str) -> str:
-    value = study.get(key)
-    return value if isinstance(value, str) else ""
 
 
 def _last_finished(records: Sequence[Record]) -> str:

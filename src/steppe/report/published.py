@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steppe.report.numbers import MISSING, number
+from steppe.report.parts import Part
 
 _KINDS = {"holds": "better", "does not hold": "worse"}
 _WORDS = {
@@ -17,6 +18,25 @@ _WORDS = {
     "not at this scale": ("cannot be judged at this scale", "cannot be judged at this scale"),
 }
 """What became of one claim and of several, in the order they are told."""
+
+
+def published_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The comparison of each study that has one: see `published_tables`, with the study's name and title."""
+    out = []
+    for part in parts:
+        finished = sum(record.status == "finished" for record in part.records)
+        found = published_tables(part.comparison, finished)
+        if found is not None:
+            said = {"name": part.name, "title": part.text("title") or part.name, "question": part.text("question")}
+            out.append({**said, **found})
+    return out
+
+
+def sum_claims(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
+    """What became of the claims of several studies together, in words."""
+    claims = [claim for table in tables for claim in table["claims"]]
+    counts = Counter(str(claim["verdict"]) for claim in claims)
+    return _sentence(counts, sum(bool(claim["source"]) for claim in claims))
 
 
 def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, Any] | None:
@@ -35,7 +55,7 @@ def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, 
     compared = [_cell(cell) for cell in cells if cell.get("measure")]
     return {
         "claims": claims,
-        "counts": [(verdict, count, _KINDS.get(verdict, "")) for verdict, count in counts.most_common()],
+        "counts": [(_chip(verdict, count), count, _KINDS.get(verdict, "")) for verdict, count in counts.most_common()],
         "sentence": _sentence(counts, sum(bool(claim["source"]) for claim in claims)),
         "cells": compared,
         "left_out": [
@@ -65,6 +85,11 @@ def _sentence(counts: Counter[str], published: int) -> list[tuple[str, bool]]:
     return [(f"Of {total} {what} ", False), (_became(first, counts[first]), True), (f"{end}.", False)]
 
 
+def _chip(verdict: str, count: int) -> str:
+    """A verdict as it stands beside its count: "2 hold", "3 undecided"."""
+    return _WORDS[verdict][count > 1] if verdict in _KINDS else verdict
+
+
 def _became(verdict: str, count: int) -> str:
     one, several = _WORDS.get(verdict, (verdict, verdict))
     return f"{count} {one if count == 1 else several}"
@@ -77,7 +102,7 @@ def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
     if low is not None and high is not None:
         interval += f" ({_number(low)} to {_number(high)})"
     seeds = number(claim.get("seeds"))
-    over = f"{seeds:.0f} {'paired ' if claim.get('paired') else ''}seeds" if seeds else ""
+    over = f"{seeds:.0f} {'paired ' if claim.get('paired') else ''}seed{'' if seeds == 1 else 's'}" if seeds else ""
     return {
         "text": str(claim.get("text") or ""),
         "holds": str(claim.get("holds") or ""),

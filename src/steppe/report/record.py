@@ -10,7 +10,7 @@ from typing import Any
 from steppe.config import RunConfig
 from steppe.errors import RunError
 from steppe.report.numbers import number
-from steppe.runs import Run
+from steppe.runs import Run, is_locked
 
 _FILES = ("cost.json", "geometry.json", "env.json", "data.json", "robustness.json")
 
@@ -23,6 +23,8 @@ class Record:
     config: RunConfig
     status: str
     """finished, failed or unfinished"""
+    running: bool
+    """whether a process of this machine is at it"""
     reason: str
     summary: dict[str, Any]
     metrics: list[dict[str, Any]]
@@ -61,11 +63,25 @@ def read_record(run: Run) -> Record:
         status = "unfinished"
     reason = str(summary.get("reason") or "no reason was recorded") if status == "failed" else ""
     cost, geometry, env, data, robustness = (read(name) for name in _FILES)
+    running = status == "unfinished" and is_locked(run.path)
     if status == "unfinished":
-        reason = f"stopped or still running after epoch {metrics[-1]['epoch']}" if metrics else "no epoch finished yet"
-        reason = str(summary.get("reason") or reason)
+        reason = str(summary.get("reason") or _progress(config, metrics, running))
     reason = "; ".join([*([reason] if reason else []), *damage])
-    return Record(run.id, config, status, reason, summary, metrics, cost, geometry, env, data, robustness, run.path)
+    return Record(
+        run.id, config, status, running, reason, summary, metrics, cost, geometry, env, data, robustness, run.path
+    )
+
+
+def _progress(config: RunConfig, metrics: Sequence[Mapping[str, Any]], running: bool) -> str:
+    """How far a run without a result is: "running, epoch 4 of 60"."""
+    done = int(metrics[-1]["epoch"]) if metrics else 0
+    total = config.budget.epochs
+    of = f" of {total}" if total else ""
+    if running:
+        return (
+            f"running, epoch {done + 1}{of}" if not total or done < total else f"running, all {total} epochs are done"
+        )
+    return f"stopped after epoch {done}{of}" if done else "stopped before its first epoch was done"
 
 
 def read_records(runs: Sequence[Run]) -> list[Record]:
@@ -76,16 +92,16 @@ def read_records(runs: Sequence[Run]) -> list[Record]:
         name = record.config.hash
         if name not in kept or (record.status == "finished" and kept[name].status != "finished"):
             kept[name] = record
-    return _with_unique_ids(list(kept.values()))
+    return with_unique_ids(list(kept.values()))
 
 
-def _with_unique_ids(records: list[Record]) -> list[Record]:
+def with_unique_ids(records: list[Record]) -> list[Record]:
     """Folders in different places may share a name; the report tells them apart by a number."""
     seen: dict[str, int] = {}
     out = []
     for record in records:
-        seen[record.id] = times = seen.get(record.id, 0) + 1
-        out.append(record if times == 1 else replace(record, id=f"{record.id} ({times})"))
+        seen[record.path.name] = times = seen.get(record.path.name, 0) + 1
+        out.append(record if times == 1 else replace(record, id=f"{record.path.name} ({times})"))
     return out
 
 

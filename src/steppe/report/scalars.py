@@ -96,7 +96,7 @@ def figure_table(rows: Sequence[Row], records: Sequence[Record], subjects: Seque
             room = max(len(_show(stats[i, figure.title], figure.share)[1]) for i in measured)
             cells.append({"text": text, "spread": spread, "sort": stat.mean, "kind": "number", "room": room})
         body.append({"cells": cells, "front": False})
-    return {"heads": heads, "rows": body, "sorted": None}
+    return {"heads": heads, "rows": body, "sorted": None, "ordered": False}
 
 
 def attack_table(rows: Sequence[Row], records: Sequence[Record]) -> list[dict[str, Any]]:

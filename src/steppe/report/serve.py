@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from steppe.errors import RunError
+from steppe.runs import is_locked
 
 HOST = "127.0.0.1"
 _LOOK_S = 0.5
@@ -55,11 +56,13 @@ class Pages:
 
 
 def fingerprint(folders: Sequence[Path]) -> str:
-    """A digest of the names, sizes and times of all files a report is made from."""
+    """A digest of the names, sizes and times of all files a report is made from, and of which runs are under way."""
     digest = hashlib.sha256()
     for folder in folders:
         for place, inner, names in os.walk(folder):
             inner[:] = sorted(name for name in inner if not name.startswith("."))
+            if ".lock" in names:
+                digest.update(f"{place} {is_locked(Path(place))}\n".encode("utf-8", "replace"))
             for name in sorted(names):
                 if name.endswith(_WATCHED) and not name.startswith("."):
                     path = os.path.join(place, name)

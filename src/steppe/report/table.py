@@ -5,13 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from steppe.config import RunConfig, leaves
-from steppe.report.numbers import MISSING
+from steppe.report.numbers import MISSING, number
 from steppe.report.record import MEASURES, Record, dig, read_records
 from steppe.runs import Run
 
+_MOST_AXES = 5
 _KEYS = frozenset(key for key, _ in leaves(RunConfig))
 
 
@@ -39,6 +41,11 @@ class Row:
     unfinished: int
     reasons: dict[str, str]
     """run id to why it has no result, or what is damaged in it"""
+    accuracies: dict[int, float]
+    """test accuracy by seed, of the runs that have one"""
+    test_images: float | None
+    folders: dict[int, Path]
+    """the folders of the runs that have a test accuracy, by seed"""
     test_accuracy: Stat
     val_accuracy: Stat
     train_accuracy: Stat
@@ -52,6 +59,8 @@ class Row:
     price: Stat
     noise_loss: Stat
     noise_loss_increase: Stat
+    study: str = ""
+    """the study they belong to, where the report is about several"""
 
     def stat(self, name: str) -> Stat:
         """Look a measure up by its name."""
@@ -64,6 +73,7 @@ def row_values(row: Row) -> dict[str, Any]:
     """A row in plain values: its labels and runs, and mean, spread and number of seeds of every measure it has."""
     known = {name: row.stat(name) for name in MEASURES}
     return {
+        **({"study": row.study} if row.study else {}),
         "labels": row.labels,
         "runs": list(row.run_ids),
         "seeds": list(row.seeds),
@@ -91,7 +101,7 @@ def summarise_records(records: Sequence[Record], study: Mapping[str, Any] | None
     members = [sorted(group, key=lambda record: record.config.seed) for group in groups.values()]
     listed = (study or {}).get("runs")
     place = {str(dig(entry, "run_id")): i for i, entry in enumerate(listed if isinstance(listed, list) else [])}
-    members.sort(key=lambda group: min(place.get(record.id, len(place)) for record in group))
+    members.sort(key=lambda group: min(place.get(record.path.name, len(place)) for record in group))
     labels = _study_labels(members, study or {}) or _config_labels([group[0].config for group in members])
     return [_row(group, label) for group, label in zip(members, labels, strict=True)]
 
@@ -112,9 +122,32 @@ def varying_axes(rows: Sequence[Row]) -> list[str]:
 
 
 def name_row(row: Row, rows: Sequence[Row]) -> str:
-    """Name a row by what sets it apart from the others."""
-    axes = varying_axes(rows) or [axis for axis in row.labels if axis != "data.name"]
-    return join_labels(row, axes) or row.config.model.name
+    """Name a row by what sets it apart from the others: its study, and its labels within that."""
+    peers = [other for other in rows if other.study == row.study]
+    axes = varying_axes(peers) or [axis for axis in row.labels if axis != "data.name"]
+    name = join_labels(row, axes) or row.config.model.name
+    return name if len(peers) == len(rows) else f"{row.study} · {name}"
+
+
+def label_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """What rows are told by, as columns: an axis each, or one that joins them where studies differ in their axes.
+
+    More than a few axes are joined too: the row's name then says only what differs.
+    """
+    axes = list(rows[0].labels) if rows else []
+    several = len({row.study for row in rows}) > 1
+    if not several and len(axes) <= _MOST_AXES:
+        short = [name_axis(axis) for axis in axes]
+        heads = [name if short.count(name) == 1 else axis for name, axis in zip(short, axes, strict=True)]
+        return {head: [row.labels[axis] for row in rows] for head, axis in zip(heads, axes, strict=True)}
+    return join_columns(rows)
+
+
+def join_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """A row's labels in one column, beside its study where there are several."""
+    several = len({row.study for row in rows}) > 1
+    names = [name_row(row, [other for other in rows if other.study == row.study]) for row in rows]
+    return ({"Study": [row.study for row in rows]} if several else {}) | {"Row": names}
 
 
 def join_labels(row: Row, axes: Sequence[str]) -> str:
@@ -122,7 +155,7 @@ def join_labels(row: Row, axes: Sequence[str]) -> str:
     words = []
     for axis in axes:
         label = row.labels.get(axis, MISSING)
-        if _is_option(axis) and label != MISSING:
+        if (_is_option(axis) or _is_number(label)) and label != MISSING:
             words.append(f"{axis.rsplit('.', 1)[-1].replace('_', ' ')} {label}")
         elif not _is_option(axis):
             words.append(label)
@@ -147,6 +180,12 @@ def show_value(value: Any) -> str:
 def _row(group: Sequence[Record], labels: dict[str, str]) -> Row:
     statuses = [record.status for record in group]
     measured = {name: spread([read(record) for record in group]) for name, read in MEASURES.items()}
+    tested = {
+        record.config.seed: (accuracy, record)
+        for record in group
+        if (accuracy := MEASURES["test_accuracy"](record)) is not None
+    }
+    images = [number(dig(record.summary, "test", "examples")) for _, record in tested.values()]
     return Row(
         labels=labels,
         config=group[0].config.without_seed(),
@@ -156,6 +195,9 @@ def _row(group: Sequence[Record], labels: dict[str, str]) -> Row:
         failed=statuses.count("failed"),
         unfinished=statuses.count("unfinished"),
         reasons={record.id: record.reason for record in group if record.reason},
+        accuracies={seed: accuracy for seed, (accuracy, _) in tested.items()},
+        test_images=max((count for count in images if count and count >= 1), default=None),
+        folders={seed: record.path for seed, (_, record) in tested.items()},
         test_accuracy=measured["test_accuracy"],
         val_accuracy=measured["val_accuracy"],
         train_accuracy=measured["train_accuracy"],
@@ -184,7 +226,7 @@ def _study_labels(groups: Sequence[Sequence[Record]], study: Mapping[str, Any]) 
         return []
     out = []
     for group in groups:
-        labels = next((known[record.id] for record in group if record.id in known), None)
+        labels = next((known[record.path.name] for record in group if record.path.name in known), None)
         if labels is None:
             config = group[0].config
             words = [f"{config.model.name} (not in the study)", config.minimizer.name]
@@ -220,6 +262,15 @@ def _differing_keys(flat: Sequence[Mapping[str, Any]]) -> list[str]:
 def _is_option(axis: str) -> bool:
     """Whether an axis is a key such as "minimizer.rho", whose value alone says little. A study's axis is not."""
     return axis in _KEYS and not axis.endswith(".name")
+
+
+def _is_number(label: str) -> bool:
+    """Whether a label says nothing without its axis."""
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:

@@ -8,13 +8,17 @@ from typing import Any
 from steppe.report import findings
 from steppe.report.layout import Layout
 from steppe.report.numbers import compact, duration, loss, percent, points, whole
-from steppe.report.table import Row, Stat, name_axis
+from steppe.report.table import Row, Stat, label_columns
 
 _COLUMNS: list[tuple[str, str, str]] = [
     ("test_accuracy", "Test acc. %", "share of the test images classified rightly, mean ± standard deviation"),
     ("parameters", "Params", "weights of the network"),
     ("flops_per_image", "FLOPs / image", "forward pass of one image, two for each multiply-add"),
-    ("time_per_epoch_s", "Time / epoch", "training time of one pass over the images"),
+    (
+        "time_per_epoch_s",
+        "Time / epoch",
+        "training time of one pass over the images: the median of the whole epochs after the first, which warms up",
+    ),
     ("time_s", "Training time", "whole training time, without evaluation"),
     ("gradient_evaluations", "Gradient evals", "batch gradients; a sharpness-aware step costs two"),
     ("noise_loss", "Loss under noise", "training loss after Gaussian noise was added to the weights"),
@@ -26,26 +30,26 @@ _COLUMNS: list[tuple[str, str, str]] = [
 
 def summary_table(rows: Sequence[Row]) -> dict[str, Any]:
     """The summary table: each cell with its text, what it is sorted by, its spread and the room its column needs."""
-    axes = list(rows[0].labels) if rows else []
+    columns = label_columns(rows)
     front = findings.unbeaten(rows, "time_s") if len(rows) > 1 else set()
     room = {name: max((len(_show(name, row.stat(name))[1]) for row in rows), default=0) for name, _, _ in _COLUMNS}
     body = []
     for index, row in enumerate(rows):
         cells: list[dict[str, Any]] = []
-        for axis in axes:
-            kind = "label long" if len(row.labels[axis]) > 28 else "label"
-            cells.append({"text": row.labels[axis], "sort": row.labels[axis], "kind": kind, "room": 0})
+        for labels in columns.values():
+            kind = "label long" if len(labels[index]) > 28 else "label"
+            cells.append({"text": labels[index], "sort": labels[index], "kind": kind, "room": 0})
         for name, _, _ in _COLUMNS:
             text, spread = _show(name, row.stat(name))
             sort = row.stat(name).mean
             cells.append({"text": text, "sort": sort, "kind": "number", "spread": spread, "room": room[name]})
-        cells.insert(len(axes) + 1, {"text": _seeds(row), "sort": row.finished, "kind": "number", "room": 0})
+        cells.insert(len(columns) + 1, {"text": _seeds(row), "sort": row.finished, "kind": "number", "room": 0})
         body.append({"cells": cells, "front": index in front})
-    heads = [{"text": name_axis(axis), "hint": "", "kind": "text"} for axis in axes]
+    heads = [{"text": name, "hint": "", "kind": "text"} for name in columns]
     heads += [{"text": text, "hint": hint, "kind": "number"} for _, text, hint in _COLUMNS]
     seeds = {"text": "Seeds", "hint": "finished runs, each with its own seed", "kind": "number"}
-    heads.insert(len(axes) + 1, seeds)
-    return {"heads": heads, "rows": body, "sorted": len(axes)}
+    heads.insert(len(columns) + 1, seeds)
+    return {"heads": heads, "rows": body, "sorted": len(columns), "ordered": len({row.study for row in rows}) < 2}
 
 
 def _show(name: str, stat: Stat) -> tuple[str, str]:
@@ -87,7 +91,8 @@ def verdict_matrix(comparisons: Sequence[findings.Comparison], layout: Layout) -
 
 
 def _verdict(comparison: findings.Comparison) -> dict[str, str]:
-    spread = "" if comparison.spread is None else f" ± {100 * comparison.spread:.2f}"
+    half = comparison.found.half
+    spread = "" if half is None else f" ± {100 * half:.2f}"
     return {
         "text": points(comparison.difference) + spread,
         "verdict": comparison.verdict,

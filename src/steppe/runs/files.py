@@ -122,6 +122,17 @@ def try_lock(path: Path) -> int | None:
     return handle
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process of this machine holds a folder. The lock is looked at, not tried: trying would hold it."""
+    try:
+        own = (folder / ".lock").stat().st_ino
+        held = Path("/proc/locks").read_text()
+    except OSError:
+        return False
+    words = (line.split() for line in held.splitlines())
+    return any("FLOCK" in line and any(word.endswith(f":{own}") for word in line) for line in words)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as readable JSON, atomically. NaN is refused: it is not JSON."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

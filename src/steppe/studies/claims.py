@@ -18,14 +18,12 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from scipy.stats import t as student
-
+from steppe.chance import half_interval, mean_error, pooled_error
 from steppe.config.claims import Claim, Expression, Measure, Number
 from steppe.studies.measures import is_exact, is_share
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 NOT_MEASURED, NOT_HERE = "not measured yet", "not at this scale"
-LEVEL = 0.95
 
 Seeds = Mapping[int, float]
 """A measure's value for every seed."""
@@ -71,10 +69,10 @@ def _judge(claim: Claim, values: Mapping[Measure, Seeds]) -> Verdict:
     common = sorted(set.intersection(*(set(seeds) for seeds in chancy.values())))
     if len(common) > 1:
         each = [difference({**means, **{m: seeds[seed] for m, seeds in chancy.items()}}) for seed in common]
-        middle, error = statistics.fmean(each), statistics.stdev(each) / math.sqrt(len(each))
-        if _vanishes(error, middle) and _unknown_spread(claim, chancy):
+        middle, error = statistics.fmean(each), mean_error(each)
+        if _vanishes(error[0], middle) and _unknown_spread(claim, chancy):
             return Verdict(UNDECIDED, "all seeds give the same difference", middle, middle, middle, len(each), True)
-        half = error * student.ppf((1 + LEVEL) / 2, len(each) - 1)
+        half = half_interval(error)
         return _decide(claim, middle, middle - half, middle + half, seeds=len(each), paired=True)
     middle = difference(means)
     if any(len(seeds) < 2 for seeds in chancy.values()):
@@ -109,11 +107,7 @@ def _carried_error(
         slope = (difference(up) - difference(down)) / (2 * step)
         variance = slope**2 * statistics.variance(seeds.values()) / len(seeds)
         parts.append((variance, len(seeds) - 1))
-    total = sum(variance for variance, _ in parts)
-    if total == 0:
-        return 0.0
-    freedom = total**2 / sum(variance**2 / degrees for variance, degrees in parts if variance)
-    return math.sqrt(total) * float(student.ppf((1 + LEVEL) / 2, freedom))
+    return half_interval(pooled_error(parts))
 
 
 def _decide(claim: Claim, middle: float, low: float, high: float, *, seeds: int = 0, paired: bool = False) -> Verdict:

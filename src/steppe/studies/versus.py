@@ -15,13 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
-from scipy.stats import t as student
 
+from steppe.chance import LEVEL, Interval, half_interval, quantile, seed_error
 from steppe.runs import Answers
-
-LEVEL = 0.95
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ def mean_interval(values: NDArray[np.float64]) -> tuple[float, Interval]:
         values: one an image.
     """
     error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf
-    half = error * float(norm.ppf((1 + LEVEL) / 2))
+    half = error * quantile()
     return error, (float(values.mean()) - half, float(values.mean()) + half)
 
 
@@ -152,30 +148,14 @@ def _difference(
     image_error, images = over_images(mean_b - mean_a)
     middle = float((mean_b - mean_a).mean())
     paired = set(a) == set(b)
-    seed_error, freedom = _seed_error(a, b, paired)
+    error = seed_error(*({seed: float(values.mean()) for seed, values in group.items()} for group in (a, b)))
     seeds = both = None
-    if seed_error is not None:
-        half = seed_error * float(student.ppf((1 + LEVEL) / 2, freedom)) if seed_error else 0.0
+    if error is not None:
+        half = half_interval(error)
         seeds = (middle - half, middle + half)
-        half = math.hypot(half, image_error * float(norm.ppf((1 + LEVEL) / 2)))
+        half = math.hypot(half, image_error * quantile())
         both = (middle - half, middle + half)
     return Difference(float(mean_a.mean()), float(mean_b.mean()), middle, images, seeds, both, paired)
-
-
-def _seed_error(a: BySeed, b: BySeed, paired: bool) -> tuple[float | None, float]:
-    """The standard error over seeds and its degrees of freedom; None where a group has one seed."""
-    if min(len(a), len(b)) < 2:
-        return None, 0.0
-    if paired:
-        each = [float((b[seed] - a[seed]).mean()) for seed in a]
-        return statistics.stdev(each) / math.sqrt(len(each)), len(each) - 1
-    parts = []
-    for group in (a, b):
-        means = [float(values.mean()) for values in group.values()]
-        parts.append((statistics.variance(means) / len(means), len(means) - 1))
-    total = sum(variance for variance, _ in parts)
-    freedom = total**2 / sum(v**2 / f for v, f in parts if v) if total else math.inf
-    return math.sqrt(total), freedom
 
 
 def name_seeds(seeds: Sequence[int]) -> str:

@@ -7,7 +7,6 @@ weights, its optimizer and a few counters. Kill it at any moment, run it again, 
 from __future__ import annotations
 
 import math
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 
 from steppe.config import RunConfig, derive_seed
+from steppe.cost import training_speed
 from steppe.data import Dataset, Keeping, Loader, Split
 from steppe.errors import Interrupted, RunError, TrainingError
 from steppe.evaluate import measure_accuracy
@@ -372,14 +372,15 @@ class Training:
             weights = distributed.whole(self.model.state_dict())
             if self.ranks.leads:
                 save_weights(self.run.weights, weights)
-        times = [float(record.get("time_s", 0.0)) for record in self.run.metrics()]
-        epochs_s = [later - earlier for earlier, later in zip([0.0, *times], times, strict=False)]
+        epoch_s = training_speed(self.run.metrics(), self.config.batch_size)["time_per_epoch_s"]
+        if epoch_s is None or self.steps < len(self.loader):
+            epoch_s = self.clock.total_s * len(self.loader) / max(self.steps, 1)
         summary = {
             "status": "finished",
             "config_sha256": self.run.config_sha256,
             "epochs": self.steps / len(self.loader),
             **self.spent(),
-            "time_per_epoch_s": statistics.median(epochs_s[1:] or epochs_s or [self.clock.total_s]),
+            "time_per_epoch_s": epoch_s,
             **found,
             "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }

@@ -1,5 +1,6 @@
 // Which classes are taken for which, as a heat map, and the accuracy of each class as a table: of one row, or less another.
 const LARGEST_CELL = 52, NUMBERED_CELL = 20, HIGHEST_MAP = 900;
+const SHADES = { right: ["c0", 1], wrong: ["c1", 0.6], other: ["soft", 0.8] }; // full colour, and how soon it is reached
 const shareOf = (entry, label, count) => (entry.sizes[label] ? count / entry.sizes[label] : null);
 const inPercent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
 
@@ -67,18 +68,40 @@ function drawConfusion(one, other, names) {
   const part = (wanted, scale) => ({
     type: "heatmap", x: columns, y: labels, xgap: cell > 8 ? 1 : 0, ygap: cell > 8 ? 1 : 0, showscale: false, hoverinfo: "text", hoverongaps: false,
     z: cells.map((line) => line.map((one) => (wanted(one) ? one.worth : null))), hovertext: cells.map((line) => line.map(({ hover }) => hover)),
-    ...(cell >= NUMBERED_CELL ? { text: cells.map((line) => line.map((one) => (wanted(one) ? one.text : ""))), texttemplate: "%{text}", textfont: { size: cell > 36 ? 13 : cell > 25 ? 11 : 10 } } : {}), ...scale,
+    ...scale,
   });
   const ramp = (name, bend) => [0, 0.05, 0.2, 0.5, 1].map((at) => [at, mixed(colour("card"), colour(name), at ** bend)]);
   const traces = other
     ? [part(() => true, { zmin: -largest, zmax: largest, colorscale: [-1, -0.5, -0.2, 0, 0.2, 0.5, 1].map((at) => [(at + 1) / 2, `rgb(${contrast(at).join()})`]) })]
-    : [["right", 1, "c0", 1], ["wrong", largest, "c1", 0.6], ["other", 1, "soft", 0.8]].map(([kind, zmax, ink, bend]) => part((one) => one.kind === kind, { zmin: 0, zmax, colorscale: ramp(ink, bend) }));
+    : Object.entries(SHADES).map(([kind, [ink, bend]]) => part((one) => one.kind === kind, { zmin: 0, zmax: kind === "wrong" ? largest : 1, colorscale: ramp(ink, bend) }));
+  if (cell >= NUMBERED_CELL) traces.push(numbersOn(cells, columns, labels, cell > 36 ? 13 : cell > 25 ? 11 : 10, (one) => shadeOf(one, other, largest)));
   const named = { type: "category", showgrid: false, tickfont: { size: cell < 12.5 ? 9 : 12, color: colour("ink") } };
   Object.assign(layout.xaxis, named, { tickangle: Math.max(...columns.map((text) => text.length)) * 7 > cell ? -60 : 0 });
   Object.assign(layout.yaxis, named, { autorange: "reversed" });
   layout.xaxis.title.text = "answer";
   layout.yaxis.title.text = onPhone() ? "" : "class";
   draw(plot, traces, layout);
+}
+
+// The colour of a cell, as the heat map has it.
+function shadeOf({ kind, worth }, other, largest) {
+  if (other) return `rgb(${contrast(worth / largest).join()})`;
+  const [ink, bend] = SHADES[kind];
+  return mixed(colour("card"), colour(ink), Math.min(worth / (kind === "wrong" ? largest : 1), 1) ** bend);
+}
+
+// The figures in the cells, black or white: whichever stands out more from the cell.
+function numbersOn(cells, columns, labels, size, shade) {
+  const shown = cells.flatMap((line, y) => line.map((one, x) => ({ ...one, x: columns[x], y: labels[y] }))).filter(({ text }) => text);
+  return {
+    type: "scatter", mode: "text", hoverinfo: "skip", x: shown.map(({ x }) => x), y: shown.map(({ y }) => y), text: shown.map(({ text }) => text),
+    textfont: { size, color: shown.map((one) => (luminance(shade(one)) > 0.179 ? "#000" : "#fff")) },
+  };
+}
+
+function luminance(text) {
+  const [r, g, b] = text.match(/[\d.]+/g).map((part) => (part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
 // The size of a cell; the figure gets what its cells and names need, and no more than there is.

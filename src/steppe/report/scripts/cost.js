@@ -17,7 +17,11 @@ function drawCost() {
   const at = (row) => [spent(row)[0], 100 * row.values.test_accuracy[0]];
   const fronts = data.fronts[cost === "price" && hour ? "time_s" : cost][set] ?? [];
   const front = fronts.map((index) => data.rows[index]).filter((row) => points.includes(row));
-  $("#no-cost").hidden = points.length > 0;
+  trimLegend(plot, data.rows.filter((row) => row.set === set));
+  const has = data.rows.some((row) => row.set === set && spent(row)[0] !== null);
+  $("#no-cost").hidden = has;
+  plot.hidden = !has; // the hint stands in its place
+  if (!has) return;
   const traces = [];
   if (front.length) {
     traces.push({

@@ -6,6 +6,7 @@ function drawCurves() {
   const panel = $("#panel")?.value ?? "all";
   const wanted = data.panels.map((_, i) => i).filter((i) => panel === "all" || String(i) === panel);
   const rows = visible().filter((row) => row.curve && wanted.includes(row.panel));
+  trimLegend(holder, data.rows.filter((row) => wanted.includes(row.panel)));
   const axis = sharedAxis(rows.map((row) => row.curve.y[metric].mean), metric);
   facets(holder, wanted, "Learning curves").forEach((plot, place) => {
     const layout = baseLayout();

@@ -31,11 +31,19 @@ function buildLegends() {
     if (kind === "symbols" && data.panels.length > 1) {
       legend.append(element("span", "rule"), ...data.panels.map((name, index) => {
         const key = element("span", "key");
+        key.dataset.panel = index;
         key.append(glyph("panel", index), cut(name, 60));
         return key;
       }));
     }
   });
+}
+
+// A figure that shows some of the rows names only what is among them.
+function trimLegend(figure, rows) {
+  const legend = $(".legend", figure.closest("section"));
+  $$("[data-series]", legend).forEach((button) => { button.hidden = !rows.some((row) => row.series === Number(button.dataset.series)); });
+  $$("[data-panel]", legend).forEach((key) => { key.hidden = !rows.some((row) => row.panel === Number(key.dataset.panel)); });
 }
 
 function toggleSeries(index) {

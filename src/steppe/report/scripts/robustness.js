@@ -35,7 +35,7 @@ function heatCell(value, largest) {
   if (value === null) return cell;
   const [r, g, b] = largest ? contrast(value / largest) : viridis(value).map(Math.round);
   cell.style.background = `rgb(${r}, ${g}, ${b})`;
-  cell.style.color = 0.299 * r + 0.587 * g + 0.114 * b > 112 ? "#111" : "#fff";
+  cell.style.color = luminance(`${r} ${g} ${b}`) > 0.179 ? "#000" : "#fff";
   return cell;
 }
 
