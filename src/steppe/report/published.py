@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from steppe.config import name_source
 from steppe.report.numbers import MISSING, number
 from steppe.report.parts import Part
 
@@ -106,7 +107,7 @@ def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "text": str(claim.get("text") or ""),
         "holds": str(claim.get("holds") or ""),
-        "source": str(claim.get("seed") or ""),
+        "source": name_source(str(claim.get("seed") or "")),
         "verdict": verdict,
         "kind": _KINDS.get(verdict, ""),
         "interval": interval,
@@ -126,7 +127,7 @@ def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     same = cell.get("same")
     said = {True: "same", False: "differs"}.get(same, "") if isinstance(same, bool) else ""
     return {
-        "source": " ".join(filter(None, (str(cell.get("seed") or ""), str(cell.get("table") or "")))),
+        "source": name_source(" ".join(filter(None, (str(cell.get("seed") or ""), str(cell.get("table") or ""))))),
         "row": str(cell.get("row") or ""),
         "column": str(cell.get("column") or ""),
         "published": _value(cell.get("value"), cell.get("unit")),
@@ -141,7 +142,7 @@ def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(cell: Mapping[str, Any]) -> str:
-    return ", ".join(str(cell[key]) for key in ("seed", "table", "row", "column") if cell.get(key))
+    return name_source(", ".join(str(cell[key]) for key in ("seed", "table", "row", "column") if cell.get(key)))
 
 
 def _value(value: Any, unit: Any) -> str:
