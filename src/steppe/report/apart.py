@@ -2,8 +2,8 @@
 
 Over seeds Student's t decides, seed by seed where both rows have the same seeds. The choice of test images counts by
 the runs' own answers, image by image, where every run kept them; where not, by the binomial spread of both accuracies,
-which is wider: it does not know that both rows met the same images. A row never beats another here where
-`steppe compare` sees no difference.
+which is as a rule wider: it does not know that both rows met the same images. So a row hardly ever beats another
+here where `steppe compare` sees no difference.
 """
 
 from __future__ import annotations
