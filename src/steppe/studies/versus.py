@@ -56,7 +56,7 @@ class Difference:
     @property
     def stuck(self) -> bool:
         """Whether several seeds gave one and the same difference: how far others would scatter is not known."""
-        return self.seeds is not None and self.seeds[0] == self.seeds[1]
+        return self.seeds is not None and math.isclose(*self.seeds, rel_tol=1e-9, abs_tol=1e-12)
 
 
 @dataclass(frozen=True)
