@@ -409,11 +409,8 @@ def test_a_measure_that_is_unknown_is_answered_with_those_there_are(capsys):
     ("line", "offered"),
     [
         ("steppe train --minimizer lo", ["looksam"]),
-        ("steppe train --schedule c", ["constant", "cosine"]),
         ("steppe train --model vit_6", ["vit_6l_8h_384"]),
-        ("steppe train --data cifar", ["cifar10", "cifar100"]),
         ("steppe study run sw", ["swin-finetune"]),
-        ("steppe study show wrn --scale s", ["smoke", "small"]),
     ],
 )
 def test_a_shell_offers_names_when_tab_is_pressed(line, offered):

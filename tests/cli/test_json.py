@@ -159,6 +159,7 @@ def test_a_study_and_its_plan(spoken, tmp_path):
     assert spoken("study", "run", "mini.toml", "--dry-run")[1]["finished_before"] == 2
 
 
+@pytest.mark.long
 def test_a_study_with_a_failing_run(spoken, tmp_path):
     (tmp_path / "mini.toml").write_text(STUDY + '[axes.how.bad]\nmodel = { name = "no_such" }\n')
     code, found, said = spoken("study", "run", "mini.toml")
@@ -219,6 +220,7 @@ def test_two_runs_compared_and_images_classified(spoken, runs, tmp_path):
     assert spoken("predict", runs / "vit", "images.npy", "--format", "csv")[:2] == (2, None)
 
 
+@pytest.mark.long
 def test_a_search_and_a_second_look_at_it(spoken, tmp_path):
     for slow_to_import in ("optuna", "timm", "steppe.studies.search"):  # it would take from the search's time
         importlib.import_module(slow_to_import)
