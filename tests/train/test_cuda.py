@@ -5,10 +5,14 @@ These run where there is CUDA (`python -m pytest tests/train/test_cuda.py`); CI 
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from steppe import data
 from steppe.config import RunConfig
+from steppe.data import Keeping
 from steppe.runs import Observer
 from steppe.train import train
 
@@ -122,3 +126,24 @@ def test_bfloat16_and_a_budget_of_seconds(digits, tmp_path):
     assert 2.0 <= run.summary["time_s"] < 2.3
     assert run.summary["test"]["accuracy"] > 0.9
     assert run.summary["peak_memory_mib"] > 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_step_is_recorded_while_images_are_streamed(tmp_path, workers):
+    """Other threads pin memory while the graph is recorded."""
+    random = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(60):
+            pixels = random.integers(0, 256, (32, 32, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
+    config = make_config(data={"name": str(tmp_path / "photos"), "image_size": 32}, batch_size=16)
+    kept = {"memory": Keeping("memory"), "stream": Keeping("stream", workers=workers)}
+    runs = {
+        way: train(config, data.load(config.data, keeping=how), tmp_path / way, device="cuda", keeping=how)
+        for way, how in kept.items()
+    }
+    assert not data.load(config.data, keeping=kept["stream"]).train.in_memory
+    assert runs["stream"].summary["compile_s"] > 0
+    for one, other in zip(runs["memory"].metrics(), runs["stream"].metrics(), strict=True):
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.02)

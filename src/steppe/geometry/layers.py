@@ -1,161 +1,25 @@
-"""Layers whose second derivative is written by hand: faster than torch's, in half of the memory.
+"""Layers whose second derivative is written by hand, on the kernels of the first and in smaller graphs.
 
 Going back through the graph of a gradient, torch takes a dozen passes over memory for a GELU, a LayerNorm or attention,
 and convolves with the batch as channels and the image as kernel, for which cuDNN has nothing fast. By hand each is a
-few products of the usual shapes and one elementwise pass (compiled on CUDA). The graph keeps what a layer was given;
-what a pass over that gives again (the value of a GELU or a LayerNorm, the gradient of a GELU) is made anew when needed.
-
-A layer is three functions of its tensors: its value, its gradient, and the gradient of ⟨gradient, vectors⟩. On a CPU
-torch's own way is the faster one: there passes over memory cost less than the error function computed twice.
+few products of the usual shapes and one elementwise pass (compiled on CUDA). What a pass over a layer's input gives
+again (the value of a GELU or a LayerNorm, the gradient of a GELU) is not kept. What this brings, and what of it is
+measured: docs/experiments.md. On a CPU torch's own way is the faster one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 
-from steppe.geometry.memory import SavedBytes
+from steppe.geometry.by_hand import ByHand, Known, Layer, Tensors
 from steppe.measuring import ran_out_of_memory
-
-Tensors = Sequence[Tensor | None]
-
-
-class Layer:
-    """A kind of layer with its settings. Tensors that it may be called without are None."""
-
-    again = (False, False)
-    """Whether the value, and the gradient, cost so little that a graph need not keep them."""
-
-    def value(self, *tensors: Any) -> Tensor:
-        """The layer's value."""
-        raise NotImplementedError
-
-    def gradient(self, wanted: Sequence[bool], g: Tensor, *tensors: Any) -> Tensors:
-        """The gradient of ⟨value, g⟩ by each of the tensors that is wanted."""
-        raise NotImplementedError
-
-    def second(self, vectors: Tensors, g: Tensor, *tensors: Any) -> Tensors:
-        """The gradient of ⟨gradient, vectors⟩ by g and by each of the tensors. Not all vectors are None."""
-        raise NotImplementedError
-
-
-class HandWritten(SavedBytes):
-    """While it is entered, the layers below are differentiated by hand; counts what their graphs hold."""
-
-    def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
-        super().__init__(parameters)
-        self._recipes: dict[int, tuple[StorageWeakRef, Callable[[], Tensor]]] = {}
-        self._calls = _Calls(self)
-        self._open = False
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        self._calls.__enter__()
-        self._open = True
-
-    def __exit__(self, *error: Any) -> None:
-        self._open = False
-        self._recipes.clear()
-        self._calls.__exit__(*error)
-        super().__exit__(*error)
-
-    def remember(self, made: Tensor, recipe: Callable[[], Tensor]) -> None:
-        """Have graphs keep a recipe wherever they would keep a tensor, or a view of it."""
-        storage = made.untyped_storage()
-        # a weak reference keeps the storage's address from being given to another
-        self._recipes[storage._cdata] = (StorageWeakRef(storage), recipe)
-
-    def _pack(self, tensor: Tensor) -> Any:
-        known = self._recipes.get(tensor.untyped_storage()._cdata)
-        if known is None:
-            return super()._pack(tensor)
-        return known[1], tensor.shape, tensor.stride(), tensor.storage_offset()
-
-    def _unpack(self, packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        recipe, *view = packed
-        with torch.no_grad():
-            made: Tensor = recipe()
-        if self._open:  # the graph of the gradient would keep it too
-            self.remember(made, recipe)
-        return made.as_strided(*view)
-
-
-class _Calls(TorchFunctionMode):
-    """Sends the functions that are known here by way of `_Value`."""
-
-    def __init__(self, notes: HandWritten) -> None:
-        super().__init__()
-        self.notes = notes
-
-    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function; one of `_KNOWN` as a layer, where that knows its arguments."""
-        kwargs = kwargs or {}
-        known = _KNOWN.get(function)
-        found = known(*args, **kwargs) if known is not None else None
-        if found is None:
-            return function(*args, **kwargs)
-        layer, tensors = found
-        return _Value.apply(layer, self.notes, *tensors)
-
-
-class _Value(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, layer: Layer, notes: HandWritten, *tensors: Tensor | None) -> Tensor:
-        ctx.layer, ctx.notes = layer, notes
-        ctx.save_for_backward(*tensors)
-        value = layer.value(*tensors)
-        if layer.again[0]:
-            notes.remember(value, partial(layer.value, *map(_detach, tensors)))
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        wanted = ctx.needs_input_grad[2:]
-        return None, None, *_Gradient.apply(ctx.layer, ctx.notes, wanted, gradients[0], *ctx.saved_tensors)
-
-
-class _Gradient(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, layer: Layer, notes: HandWritten, wanted: Sequence[bool], g: Tensor, *tensors: Tensor | None
-    ) -> Any:
-        ctx.set_materialize_grads(False)
-        ctx.layer = layer
-        ctx.save_for_backward(g, *tensors)
-        gradient = tuple(layer.gradient(wanted, g, *tensors))
-        if layer.again[1]:
-            remade = partial(layer.gradient, wanted, g.detach(), *map(_detach, tensors))
-            for i, made in enumerate(gradient):
-                if made is not None:
-                    notes.remember(made, partial(_nth, remade, i))
-        return gradient
-
-    @staticmethod
-    def backward(ctx: Any, *vectors: Any) -> Any:
-        if all(vector is None for vector in vectors):
-            return (None,) * len(ctx.needs_input_grad)
-        found = ctx.layer.second(vectors, *ctx.saved_tensors)
-        needed = zip(found, ctx.needs_input_grad[3:], strict=True)
-        return None, None, None, *(f if need else None for f, need in needed)
-
-
-def _detach(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
-
-
-def _nth(call: Callable[[], Any], n: int) -> Tensor:
-    found: Tensor = call()[n]
-    return found
 
 
 def _add(*terms: Tensor | None) -> Tensor | None:
@@ -417,10 +281,6 @@ class Convolution(Layer):
         )[:2]
 
 
-Known = tuple[Layer, Tensors] | None
-"""A layer and its tensors, or None where the arguments are left to torch."""
-
-
 def _know_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Known:
     return (Linear(), (input, weight, bias)) if input.ndim > 1 and weight.ndim == 2 else None
 
@@ -484,3 +344,9 @@ _KNOWN: dict[Callable[..., Any], Callable[..., Known]] = {
     F.conv2d: partial(_know_convolution, 2),
     F.conv3d: partial(_know_convolution, 3),
 }
+
+
+class HandWritten(ByHand):
+    """While it is entered, the layers above are differentiated by hand; counts what their graphs hold."""
+
+    known = _KNOWN
