@@ -106,7 +106,7 @@ def _bombed(place: Path, bomb: Bomb) -> dict[str, Callable[[], Any]]:
     out |= _bombed_sets(place, raw, objects, read_corrupted)
     (place / "journal").mkdir()
     (place / "journal" / "optuna.journal").write_bytes(raw + b"\n")
-    out["a search's journal"] = lambda: open_journal(place / "journal", 0).get_trials()
+    out["a search's journal"] = lambda: open_journal(place / "journal").get_trials()
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(place / "one.png")
     listed = Files(place, (place / "one.png",), 4)
     (place / "cache").mkdir()

@@ -265,7 +265,7 @@ def search_folders(folder: Path) -> Once:
 
     made, work = folder / "made", folder / "work"
     made.mkdir()
-    study = open_journal(made, 0)
+    study = open_journal(made)
     for number in range(3):
         trial = study.ask()
         trial.suggest_float("lr", 0.1, 1.0)
@@ -281,6 +281,6 @@ def search_folders(folder: Path) -> Once:
             read_about(work)
             return
         mutate_file(work / "optuna.journal", rng)
-        open_journal(work, 0).get_trials()
+        open_journal(work).get_trials()
 
     return once

@@ -341,7 +341,7 @@ def test_trials_of_a_search_are_spread(cluster, tmp_path):
     found = fit(wanted, 40, tmp_path / "f", device="cpu", on_ray=True)
     assert time.monotonic() - began < 42
     assert found.best.summary["test"]["accuracy"] > 0.9
-    trials = open_journal(tmp_path / "f", 0).get_trials()
+    trials = open_journal(tmp_path / "f").get_trials()
     spans = sorted((t.datetime_start, t.datetime_complete) for t in trials)
     assert any(second[0] < first[1] for first, second in itertools.pairwise(spans)), "two at a time"
     folders = [t.user_attrs["run"] for t in trials if t.state.name == "COMPLETE"]

@@ -27,8 +27,9 @@ from steppe.report import write_report
 from steppe.report.record import read_record
 from steppe.runs import Run, create_run, find_runs, read_json
 from steppe.studies.clock import Clock, parse_seconds
+from steppe.studies.executor import Job, reporter
 from steppe.studies.front import explain, tabulate, write_fronts
-from steppe.studies.journal import open_journal, to_promote
+from steppe.studies.journal import begin_trial, choose, interrupted_trials, open_journal, to_promote
 from steppe.studies.search import Wanted, fit
 from steppe.studies.space import METHODS, Space, find_models, recommended, suggest, to_config
 from steppe.studies.starts import STARTS
@@ -151,6 +152,49 @@ def test_the_best_third_of_a_rung_goes_up_once():
     assert to_promote(second, top=1) is None
 
 
+def test_what_optuna_gives_up_does_not_go_up(tmp_path):
+    study, space = open_journal(tmp_path), Space(("mlp_8",))
+    for value in (0.2, 0.1):
+        study.tell(begin_trial(study, choose(study, space, 0, None), {"rung": 0}), value)
+    given_up = begin_trial(study, choose(study, space, 0, None), {"rung": 0})
+    given_up.report(0.9, 3)
+    study.tell(given_up, state=TrialState.PRUNED)
+    assert study.get_trials()[2].value == 0.9, "Optuna makes its last score its value"
+    assert to_promote(study.get_trials(), top=1).number == 0
+
+
+def test_a_trial_is_begun_by_one_line_and_chosen_alike_in_every_session(tmp_path):
+    journal, space = tmp_path / "optuna.journal", Space(("mlp_8", "mlp_16"), crop=1)
+    study = open_journal(tmp_path)
+    points = set()
+    for number in range(12):  # the sampler's own choices begin at the ninth
+        later = open_journal(tmp_path)
+        lines = len(journal.read_bytes().splitlines())
+        chosen = choose(study, space, 3, None)
+        assert chosen.params == choose(later, space, 3, None).params
+        assert len(journal.read_bytes().splitlines()) == lines, "choosing writes nothing"
+        trial = begin_trial(study, chosen, {"rung": 0, "run": "a"})
+        assert len(journal.read_bytes().splitlines()) == lines + 1, "a kill leaves a trial whole or none of it"
+        (again,) = interrupted_trials(open_journal(tmp_path))
+        assert (again.number, again.params, again.user_attrs) == (number, chosen.params, {"rung": 0, "run": "a"})
+        study.tell(trial, number / 10)
+        points.add(json.dumps(chosen.params))
+    assert len(points) == 12
+    assert choose(study, space, 4, None).params != choose(study, space, 3, None).params
+
+
+def test_a_mark_told_before_a_kill_is_asked_about_again(tmp_path):
+    study, space = open_journal(tmp_path), Space(("mlp_8",))
+    for _ in range(4):
+        trial = begin_trial(study, choose(study, space, 0, None), {"rung": 0})
+        trial.report(0.9, 3)
+        study.tell(trial, 0.9)
+    trial = begin_trial(study, choose(study, space, 0, None), {"rung": 0})
+    job = Job(RunConfig(), 9, trial._trial_id)
+    assert reporter(study, job)(0.31, 0.1), "behind the others"
+    assert reporter(open_journal(tmp_path), job)(0.31, 0.1), "killed before that was noted: it is still behind"
+
+
 def test_a_trial_is_given_up_or_stopped_and_says_why(tmp_path):
     digits = data.load(DataConfig(name="digits"))
     values = {"model": {"name": "resnet_tiny"}, "batch_size": 256, "budget": {"seconds": 30}}
@@ -169,6 +213,10 @@ def test_a_trial_is_given_up_or_stopped_and_says_why(tmp_path):
     assert record.status == "unfinished"
     assert "behind the other trials" in record.reason
     assert not Run(tmp_path / "a").checkpoint.exists()
+    kept = Run(tmp_path / "a").metrics()
+    again = run_trial(config, digits, tmp_path / "a", allowed_s=60, report=report)
+    assert (again.state, again.score, again.reason) == (outcome.state, outcome.score, outcome.reason)
+    assert Run(tmp_path / "a").metrics() == kept, "a search killed before it could tell Optuna does not train it again"
     began = time.monotonic()
     late = run_trial(config, digits, tmp_path / "b", allowed_s=1.0)
     assert late.state == "late"
@@ -228,16 +276,16 @@ def test_fronts_are_of_validation_accuracy_and_each_cost(tmp_path):
 
 
 def test_a_torn_journal_is_read(tmp_path):
-    study = open_journal(tmp_path, seed=0)
+    study = open_journal(tmp_path)
     study.enqueue_trial({"x": 0.25})
     assert study.ask().suggest_float("x", 0, 1) == 0.25
     with open(tmp_path / "optuna.journal", "ab") as file:
         file.write(b'{"op_code": 6, "wor')
     (tmp_path / "optuna.journal.lock").touch()
-    again = open_journal(tmp_path, seed=0)
+    again = open_journal(tmp_path)
     assert [t.params for t in again.get_trials()] == [{"x": 0.25}]
     again.ask()
-    assert len(open_journal(tmp_path, seed=0).get_trials()) == 2
+    assert len(open_journal(tmp_path).get_trials()) == 2
 
 
 def test_the_clock_counts_earlier_sessions():
@@ -322,7 +370,7 @@ def test_a_stopped_search_goes_on_within_its_budget(tmp_path, kind):
     assert first_s + time.monotonic() - began < 42 + 2, "two seconds may pass between two notes of the time"
     runs = find_runs([tmp_path / "f"])
     assert all(Run(tmp_path / "f" / name).weights.stat().st_mtime_ns == at for name, at in done.items())
-    states = [t.state for t in open_journal(tmp_path / "f", 0).get_trials()]
+    states = [t.state for t in open_journal(tmp_path / "f").get_trials()]
     assert TrialState.RUNNING not in states
     assert sum("earlier" in run.read("env.json") for run in runs) <= 1, "only the interrupted run was begun twice"
     assert (tmp_path / "f" / "report.html").is_file()
@@ -371,11 +419,11 @@ def test_wrong_input_is_one_message(arguments, expected, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("line", [b"{\n", b'"text"\n', b"\xff\xfe\n", b'{"op_code": 99}\n', b'{"op_code": 0}\n'])
 def test_a_damaged_journal_is_told(tmp_path, line):
-    open_journal(tmp_path, 0)
+    open_journal(tmp_path)
     journal = tmp_path / "optuna.journal"
     journal.write_bytes(line + journal.read_bytes())
     with pytest.raises(RunError, match="journal cannot be read"):
-        open_journal(tmp_path, 0)
+        open_journal(tmp_path)
 
 
 def test_a_trial_is_shown_with_its_accuracy_and_not_with_its_score(tmp_path, capsys):

@@ -100,6 +100,7 @@ def reporter(study: optuna.Study, job: Job) -> Report | None:
     import optuna
 
     trial = optuna.Trial(study, job.trial)
+    before = set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)  # told by an earlier session
     told: set[int] = set()
 
     def report(share: float, score: float) -> bool:
@@ -107,7 +108,9 @@ def reporter(study: optuna.Study, job: Job) -> Report | None:
         if mark < 3 or mark in told:
             return False
         told.add(mark)
-        trial.report(score, job.rung * (MARKS + 1) + mark)
+        step = job.rung * (MARKS + 1) + mark
+        if step not in before:
+            trial.report(score, step)
         return trial.should_prune()
 
     return report

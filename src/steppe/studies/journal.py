@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from steppe.config import derive_seed
 from steppe.errors import ConfigError, RunError
+from steppe.studies.space import Space, suggest
 
 if TYPE_CHECKING:
     import optuna
@@ -26,23 +28,76 @@ def to_promote(trials: Sequence[optuna.trial.FrozenTrial], top: int) -> optuna.t
     ended = [t for t in trials if t.state.is_finished() and "rung" in t.user_attrs]
     for rung in reversed(range(top)):
         there = [t for t in ended if t.user_attrs["rung"] == rung]
-        complete = sorted((t for t in there if t.value is not None), key=lambda t: t.value or 0.0, reverse=True)
+        complete = sorted(filter(is_complete, there), key=lambda t: t.value or 0.0, reverse=True)
         for trial in complete[: len(there) // FACTOR]:
             if trial.number not in gone:
                 return trial
     return None
 
 
-def open_journal(folder: Path, seed: int) -> optuna.Study:
+def is_complete(trial: optuna.trial.FrozenTrial) -> bool:
+    """Whether a trial came to its end. One that was given up did not, though its last score is its value to Optuna."""
+    return trial.state.name == "COMPLETE"
+
+
+def choose(study: optuna.Study, space: Space, seed: int, point: dict[str, Any] | None) -> optuna.trial.FrozenTrial:
+    """Choose what the next trial is made of; nothing is written.
+
+    The choice follows from the trials that have ended and the number of this one: a search that is killed here chooses
+    the same again.
+
+    Args:
+        study: the search's.
+        space: what is chosen from.
+        seed: of the search.
+        point: what to take instead of asking the sampler.
+    """
+    import optuna
+
+    known = study.get_trials(deepcopy=False)
+    sampler = optuna.samplers.TPESampler(seed=derive_seed(seed, "trial", len(known)) % 2**32, n_startup_trials=8)
+    scratch = optuna.create_study(direction="maximize", sampler=sampler)
+    scratch.add_trials([trial for trial in known if trial.state.is_finished()])
+    if point:
+        scratch.enqueue_trial(point)
+    suggest(scratch.ask(), space)
+    return scratch.get_trials(deepcopy=False)[-1]
+
+
+def begin_trial(study: optuna.Study, chosen: optuna.trial.FrozenTrial, about: dict[str, Any]) -> optuna.Trial:
+    """Write a trial into the journal, by a single line: a kill leaves all of it or nothing.
+
+    Args:
+        study: the search's.
+        chosen: what it is made of.
+        about: what else is known of it.
+    """
+    import optuna
+
+    running = optuna.trial.TrialState.RUNNING
+    values: dict[str, Any] = {"params": chosen.params, "distributions": chosen.distributions}
+    study.add_trial(optuna.trial.create_trial(state=running, **values, user_attrs=about))
+    return optuna.Trial(study, study.get_trials(deepcopy=False)[-1]._trial_id)
+
+
+def interrupted_trials(study: optuna.Study) -> list[optuna.Trial]:
+    """Those that were running when an earlier session ended."""
+    import optuna
+
+    running = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING])
+    return [optuna.Trial(study, trial._trial_id) for trial in running if "run" in trial.user_attrs]
+
+
+def open_journal(folder: Path) -> optuna.Study:
     """Open Optuna's journal, or begin it; for the one process that holds the folder's lock."""
     for stale in folder.glob("optuna.journal*.lock*"):  # of a killed session
         stale.unlink(missing_ok=True)
     _drop_torn_line(folder / "optuna.journal")
-    return join_journal(folder, seed)
+    return join_journal(folder)
 
 
-def join_journal(folder: Path, seed: int) -> optuna.Study:
-    """Open a journal that others may be writing. The sampler goes on to other numbers in every session."""
+def join_journal(folder: Path) -> optuna.Study:
+    """Open a journal that others may be writing."""
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
 
@@ -51,12 +106,11 @@ def join_journal(folder: Path, seed: int) -> optuna.Study:
     try:
         storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
         study = optuna.create_study(storage=storage, study_name="fit", direction="maximize", load_if_exists=True)
-        known = len(study.get_trials(deepcopy=False))
+        study.get_trials(deepcopy=False)
     except Exception as error:  # Optuna trusts its journal: a damaged line raises whatever it happens to mean
         mend = "put the file back, or begin another search with --out: finished runs stay where they are"
         what = f"the search's journal cannot be read: {type(error).__name__}: {str(error)[:200]}"
         raise RunError(what, where=path, mend=mend) from None
-    study.sampler = optuna.samplers.TPESampler(seed=seed + 1000 * known, n_startup_trials=8)
     study.pruner = optuna.pruners.PercentilePruner(60.0, n_startup_trials=4, n_min_trials=3)
     return study
 

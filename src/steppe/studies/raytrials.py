@@ -50,7 +50,6 @@ class TrialPlace:
     device: str
     threads: int
     cwd: str
-    seed: int
     marker: Marker
 
 
@@ -73,7 +72,6 @@ class RayTrials:
         data_root: str | Path | None,
         keeping: Keeping | None,
         device: str | None,
-        seed: int,
     ) -> None:
         """Join the cluster, or make one on this machine; `close` leaves it."""
         self.ray = import_ray()
@@ -85,7 +83,7 @@ class RayTrials:
         root = str(Path(data_root).absolute()) if data_root else None
         where = "cuda" if gpus else "cpu"
         marker = self._open.enter_context(left_marker(folder))
-        self.place = TrialPlace(folder.absolute(), data_config, root, keeping, where, 1, os.getcwd(), seed, marker)
+        self.place = TrialPlace(folder.absolute(), data_config, root, keeping, where, 1, os.getcwd(), marker)
         self._task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(make_trial)
         self._running: dict[Any, tuple[Job, float]] = {}
         self._stop = threading.Event()
@@ -156,7 +154,7 @@ def make_trial(job: Job, place: TrialPlace) -> Outcome | Unseen:
             device=place.device,
             captured=job.captured,
             keeping=place.keeping,
-            report=reporter(join_journal(place.folder, place.seed), job) if job.trial is not None else None,
+            report=reporter(join_journal(place.folder), job) if job.trial is not None else None,
         )
     except (Interrupted, KeyboardInterrupt):
         return Outcome("late", None, time.monotonic() - began)

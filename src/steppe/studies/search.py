@@ -85,7 +85,6 @@ def fit(
                 data_root=data_root,
                 keeping=keeping,
                 device=device,
-                seed=wanted.seed,
             )
             opened.callback(executor.close)
         search = Search(wanted, budget_s, folder, dataset, place, keeping, notify, began, executor)

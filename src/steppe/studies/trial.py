@@ -75,7 +75,7 @@ def run_trial(
     beat: Callable[[], None] = lambda: None,
     stop: threading.Event | None = None,
 ) -> Outcome:
-    """Train a run, or go on with it, and count what its model costs.
+    """Train a run, or go on with it, and count what its model costs. One that was given up before stays so.
 
     Args:
         config: the run, with a budget of seconds.
@@ -93,6 +93,8 @@ def run_trial(
         Interrupted: Ctrl-C or SIGTERM; the run can go on.
     """
     began = time.monotonic()
+    if known := _read_stop(folder):
+        return known
     watch = _Watch(config, began + allowed_s, report, beat)
     state: State = "complete"
     reason = ""
@@ -110,22 +112,21 @@ def run_trial(
         _count(run, dataset)
     except (GivenUp, Late) as error:
         state, reason = ("pruned" if isinstance(error, GivenUp) else "late"), error.what
-        _note_stop(Run(folder), reason)
+        _note_stop(Run(folder), state, reason)
     except Interrupted:
         raise
     except SteppeError as error:
         return Outcome("failed", None, time.monotonic() - began, reason=str(error))
     wall_s = time.monotonic() - began
-    records = Run(folder).metrics()
-    return Outcome(
-        state,
-        score_of(records[-1]) if records else None,
-        wall_s,
-        watch.factor,
-        max(0.0, wall_s - watch.loop_s) if watch.factor else 0.0,
-        reason,
-        float(records[-1]["val_accuracy"]) if records else None,
-    )
+    fixed_s = max(0.0, wall_s - watch.loop_s) if watch.factor else 0.0
+    return _outcome(Run(folder), state, wall_s, watch.factor, fixed_s, reason)
+
+
+def _outcome(run: Run, state: State, wall_s: float, factor: float | None, fixed_s: float, reason: str) -> Outcome:
+    """How a trial ended, with what its last epoch said."""
+    last = next(reversed(run.metrics()), None)
+    score = score_of(last) if last else None
+    return Outcome(state, score, wall_s, factor, fixed_s, reason, float(last["val_accuracy"]) if last else None)
 
 
 class _Watch(Observer):
@@ -178,8 +179,20 @@ def _counts(config: ModelConfig, shape: tuple[int, int, int], classes: int) -> d
     }
 
 
-def _note_stop(run: Run, reason: str) -> None:
+def _note_stop(run: Run, state: State, reason: str) -> None:
     """Say in the folder why the run ends here, and drop its checkpoint: nobody goes on with it."""
     with run.lock():
-        run.write("summary.json", {"status": "stopped", "reason": reason})
+        run.write("summary.json", {"status": "stopped", "trial": state, "reason": reason})
         run.checkpoint.unlink(missing_ok=True)
+
+
+def _read_stop(folder: Path) -> Outcome | None:
+    """How a trial ended that was stopped for good, should a kill have come before that could be told to Optuna."""
+    if not (folder / "config.toml").is_file():
+        return None
+    run = Run(folder)
+    noted = run.read_or_empty("summary.json")
+    if noted.get("trial") not in ("pruned", "late"):
+        return None
+    run.checkpoint.unlink(missing_ok=True)
+    return _outcome(run, noted["trial"], 0.0, None, 0.0, str(noted.get("reason", "")))

@@ -16,7 +16,15 @@ from steppe.runs import Run, read_json, write_json
 from steppe.studies.clock import Clock, show_seconds
 from steppe.studies.executor import Executor, Here, Job
 from steppe.studies.front import Fitted, explain, tabulate, write_fronts, write_study
-from steppe.studies.journal import FACTOR, open_journal, to_promote
+from steppe.studies.journal import (
+    FACTOR,
+    begin_trial,
+    choose,
+    interrupted_trials,
+    is_complete,
+    open_journal,
+    to_promote,
+)
 from steppe.studies.pipeline import add_measures
 from steppe.studies.space import (
     SCRATCH,
@@ -25,7 +33,6 @@ from steppe.studies.space import (
     Wanted,
     find_models,
     recommended,
-    suggest,
     to_config,
 )
 from steppe.studies.trial import Outcome
@@ -70,7 +77,7 @@ class Search:
             self._settle()
         self.space = Space.from_json(self.about["space"])
         self.first_s = float(self.about["first_s"])
-        self.study = open_journal(folder, wanted.seed)
+        self.study = open_journal(folder)
         self.executor = executor or Here(self.study, dataset, folder, str(device), keeping)
         self.clock.beat(now=True)
 
@@ -134,7 +141,7 @@ class Search:
         if "final" in self.about:
             return
         running: dict[int, optuna.Trial] = {}
-        again = self._interrupted_trials()
+        again = interrupted_trials(self.study)
         while True:
             while len(running) < self.executor.slots and (trial := again.pop(0) if again else self._next_trial()):
                 running[trial._trial_id] = trial
@@ -151,19 +158,15 @@ class Search:
         promoted = to_promote(trials, self._top_rung())
         rung = promoted.user_attrs["rung"] + 1 if promoted else 0
         end_s = self.clock.elapsed_s + self._wall_s(self._seconds_of(rung))
-        if (known and end_s > self._search_until_s) or (len(known) >= 10 and all(t.value is None for t in known)):
+        if (known and end_s > self._search_until_s) or (len(known) >= 10 and not any(map(is_complete, known))):
             return None
         if not known and self.clock.elapsed_s > self._search_until_s:
             return None
-        if promoted:
-            self.study.enqueue_trial(promoted.params, user_attrs={"of": promoted.number})
-        elif point := self._next_recommended():
-            self.study.enqueue_trial(point, user_attrs={"recommended": True})
-        trial = self.study.ask()
-        config = self._config(suggest(trial, self.space), self._seconds_of(rung))
-        trial.set_user_attr("rung", rung)
-        trial.set_user_attr("run", config.run_id)
-        return trial
+        point = None if promoted else self._next_recommended()
+        chosen = promoted or choose(self.study, self.space, self.wanted.seed, point)
+        about: dict[str, Any] = {"rung": rung, "run": self._config(chosen.params, self._seconds_of(rung)).run_id}
+        about |= ({"of": promoted.number} if promoted else {}) | ({"recommended": True} if point else {})
+        return begin_trial(self.study, chosen, about)
 
     def _next_recommended(self) -> dict[str, Any] | None:
         """What is not left to the sampler yet."""
@@ -172,18 +175,6 @@ class Search:
 
     def _known(self) -> list[optuna.trial.FrozenTrial]:
         return [t for t in self.study.get_trials(deepcopy=False) if t.state.is_finished() and "rung" in t.user_attrs]
-
-    def _interrupted_trials(self) -> list[optuna.Trial]:
-        """Those that were running when an earlier session ended; what did not come to its first run is forgotten."""
-        import optuna
-
-        found = []
-        for trial in self.study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]):
-            if "run" in trial.user_attrs:
-                found.append(optuna.Trial(self.study, trial._trial_id))
-            else:
-                self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        return found
 
     def _config(self, point: dict[str, Any], seconds: float) -> RunConfig:
         values = self.wanted.to_json()["data"]
@@ -248,8 +239,7 @@ class Search:
 
     def _winner(self) -> optuna.trial.FrozenTrial | None:
         """The best of the highest rung that any trial completed."""
-        complete = [t for t in self._known() if t.value is not None]
-        return max(complete, key=lambda t: (t.user_attrs["rung"], t.value), default=None)
+        return max(filter(is_complete, self._known()), key=lambda t: (t.user_attrs["rung"], t.value), default=None)
 
     def _captured(self, seconds: float) -> bool:
         """Compiling pays in a long training; every trial would pay for it again."""
