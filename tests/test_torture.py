@@ -27,6 +27,14 @@ def test_a_handful_of_each(tmp_path):
     assert account.startswith("# Reliability")
 
 
+@pytest.mark.long
+def test_searches_are_killed():
+    done = torture("--kills", 6, "--killed", "fit", "--only", "kills")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| SIGKILLs that hit a live process | 6 |" in done.stdout
+    assert "| kills of fit, a budget of epochs | 4 |" in done.stdout
+
+
 def test_an_unknown_part_is_told():
     done = torture("--only", "kils")
     assert done.returncode == 2

@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m torture", description="Kills, fuzzed input, hostile files, bad places."
     )
     parser.add_argument("--kills", type=int, default=100, help="SIGKILLs that have to hit")
+    parser.add_argument("--killed", default="", help="kill only commands whose names begin so, such as fit")
     parser.add_argument("--fuzz", type=int, default=12_000, help="fuzzed inputs")
     parser.add_argument("--files", type=int, default=100_000, help="small files in the hostile folder")
     parser.add_argument("--seed", type=int, default=0, help="of every random choice")
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in wanted if name not in PARTS]:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
     parts: dict[str, Callable[[Found, Path], None]] = {
-        "kills": lambda found, place: _kills(found, asked.kills, asked.seed, place),
+        "kills": lambda found, place: _kills(found, asked.kills, asked.seed, place, asked.killed),
         "hostile": lambda found, place: _hostile(found, asked.files, place),
         "place": lambda found, place: _place(found, asked.seed, place),
         "fuzz": lambda found, place: _fuzz(found, asked.fuzz, asked.seed, place),
@@ -77,10 +78,10 @@ def _do(name: str, part: Callable[[Found, Path], None], place: Path) -> Found:
     return found
 
 
-def _kills(found: Found, kills: int, seed: int, place: Path) -> None:
+def _kills(found: Found, kills: int, seed: int, place: Path, killed: str) -> None:
     from torture.kills import torture
 
-    torture(found, kills, seed, place)
+    torture(found, kills, seed, place, killed)
 
 
 def _hostile(found: Found, files: int, place: Path) -> None:

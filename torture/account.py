@@ -16,9 +16,10 @@ from torture.found import Found
 ABOUT = {
     "kills": "SIGKILL at random moments over commands under way, of a study also on its workers, alone or all at once; "
     "each is run again, perhaps killed again, and must end in what an undisturbed run leaves: weights and answers to "
-    "the bit, figures without their times. A search must keep its budget and every trial that had ended. Commands are "
-    "forked from a process that has imported steppe, so that a kill falls into the work and not into an import; a "
-    "study's workers are processes of their own, imports and all.",
+    "the bit, figures without their times; so must a search with a budget of epochs, with its trials in their order. "
+    "One with a budget of seconds must keep it, and every trial that had ended. Commands are forked from a process "
+    "that has imported steppe, so that a kill falls into the work and not into an import; a study's workers are "
+    "processes of their own, imports and all.",
     "fuzz": "Every input must end in a result or in an error meant for the user, within 30 s, with what was there "
     "untouched. Inputs come from seeded random mutation: the same seed gives the same inputs.",
     "hostile": "Files that would run a program if they were unpickled carelessly (the payload makes a folder, and does "

@@ -145,7 +145,7 @@ def settings(folder: Path) -> Once:
     from steppe.evaluate.measures import MEASURES as EVALUATE
     from steppe.geometry.measures import MEASURES as GEOMETRY
     from steppe.measuring import change_settings, choose
-    from steppe.studies.clock import parse_seconds
+    from steppe.studies.clock import parse_budget
 
     good = [f"{n}.{k}={v}" for table in (EVALUATE, GEOMETRY) for n, m in table.items() for k, v in m.defaults.items()]
 
@@ -155,7 +155,7 @@ def settings(folder: Path) -> Once:
         if kind == 0:
             choose(table, mutate_text(",".join(table), rng))
         elif kind == 1:
-            parse_seconds(mutate_text("1h30m", rng))
+            parse_budget(mutate_text(rng.choice(("1h30m", "200epochs")), rng))
         elif kind == 2:
             gibibytes(rng.choice((None, *(float(n) for n in NUMBERS if abs(n) < 1e308))))
         else:

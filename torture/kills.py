@@ -2,8 +2,9 @@
 
 A chain takes a fresh folder, starts a command and kills it after a delay drawn from the length of an undisturbed run;
 it does so once to three times, then lets the command come to its end and compares what it left with what the
-undisturbed run left: weights, answers and checkpoints of numbers to the bit, JSON without its times. Of a search, which
-is a matter of time, nothing may be lost and the budget must hold.
+undisturbed run left: weights, answers and checkpoints of numbers to the bit, JSON without its times. So it does with a
+search whose budget is epochs. Of one whose budget is seconds, no trial that had ended may be lost or made again, and
+the budget must hold.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torture import process
 from torture.found import Found
 
 Fingerprint = dict[str, Any]
+FIT = ("fit", "digits", "--device", "cpu", "--model", "mlp_64", "-o", "f")
 FIT_BUDGET_S = 12
 
 _TIMES = ("time", "_s", "_at", "per_second", "earlier", "command", "peak_memory", "energy", "started")
@@ -50,7 +52,8 @@ def look_at_run(run: Path) -> Fingerprint:
     """Everything of a finished run that must not depend on whether it was killed."""
     found: Fingerprint = {name: _digest(run / name) for name in ("weights.safetensors", "answers.safetensors")}
     found |= {name: _json(run / name) for name in ("geometry.json", "summary.json", "data.json")}
-    lines = (run / "metrics.jsonl").read_text().splitlines()
+    records = run / "metrics.jsonl"  # a trial that fails in its first epoch has none
+    lines = records.read_text().splitlines() if records.exists() else []
     last: dict[int, Any] = {}
     for line in lines:
         record = without_times(json.loads(line))
@@ -65,6 +68,21 @@ def look_at_study(folder: Path) -> Fingerprint:
     """Every run of a study, and what it says of itself."""
     found = {path.parent.name: look_at_run(path.parent) for path in sorted(folder.glob("s/*/config.toml"))}
     return {**found, "study": _json(folder / "s" / "study.json")}
+
+
+def look_at_search(folder: Path) -> Fingerprint:
+    """Every trial in its order, how it went and what it ended in; every run; and what was chosen."""
+    from steppe.studies.journal import open_journal
+
+    search = folder / "f"
+    runs = [path.parent for path in search.glob("*/config.toml") if not path.parent.is_symlink()]
+    found: Fingerprint = {run.name: look_at_run(run) for run in runs}
+    found |= {name: _json(search / name) for name in ("fit.json", "pareto.json", "study.json")}
+    trials = open_journal(search).get_trials()
+    about = [{key: value for key, value in t.user_attrs.items() if key != "cost"} for t in trials]
+    found["order"] = [(t.number, t.params, said) for t, said in zip(trials, about, strict=True)]
+    found["ends"] = [(t.state.name, t.value, t.intermediate_values) for t in trials]
+    return found | {"best": (search / "best").readlink().name, "report": (search / "report.html").exists()}
 
 
 def measured(file: str) -> Callable[[Path], Fingerprint]:
@@ -155,6 +173,7 @@ def commands(made: Path) -> list[Command]:
     evaluate = ("evaluate", *measure, "--only", "scores,corruptions", "--set", names)
     export = ("export", "r", "-o", "out", "--device", "cpu", "--replace", "--format")
     study = ("study", "run", "s.toml", "--device", "cpu", "--workers", 2, "-o", "s")
+    fit = (*FIT, "--budget", "60epochs")
     return [
         train("sam", *small, "--model", "resnet_tiny", "--epochs", 6, "--minimizer", "sam", share=12),
         train("asam", *small, "--model", "vit_tiny_p2", "--epochs", 4, "--minimizer", "asam", "--ema", 0.9, share=12),
@@ -166,6 +185,7 @@ def commands(made: Path) -> list[Command]:
         Command("geometry", geometry, 14, measured("geometry.json"), bring_run),
         Command("evaluate", evaluate, 12, measured("robustness.json"), bring_run),
         Command("study", study, 10, look_at_study, bring_study),
+        Command("fit, a budget of epochs", fit, 12, look_at_search),
         *(
             Command(f"export {format}", (*export, format), 4, look_at_export, bring_run)
             for format in ("safetensors", "onnx")
@@ -173,10 +193,11 @@ def commands(made: Path) -> list[Command]:
     ]
 
 
-FIT_SHARE = 8
+TIMED = "fit, a budget of seconds"
+TIMED_SHARE = 8
 
 
-def torture(found: Found, kills: int, seed: int, place: Path) -> None:
+def torture(found: Found, kills: int, seed: int, place: Path, killed: str = "") -> None:
     """Kill until so many kills hit a live process.
 
     Args:
@@ -184,6 +205,7 @@ def torture(found: Found, kills: int, seed: int, place: Path) -> None:
         kills: how many.
         seed: of the moments.
         place: an empty folder to work in.
+        killed: only commands whose names begin so.
     """
     process.preload()
     made = place / "made"
@@ -192,11 +214,11 @@ def torture(found: Found, kills: int, seed: int, place: Path) -> None:
         found.fail("the run to be measured could not be made")
         return
     every = commands(made)
-    shares = {command.name: command.share for command in every} | {"fit": FIT_SHARE}
-    quota = _divide(kills, shares)
+    shares = {command.name: command.share for command in every} | {TIMED: TIMED_SHARE}
+    quota = _divide(kills, {name: share for name, share in shares.items() if name.startswith(killed)})
     hit = missed = chains = again = 0
     for command in every:
-        count = quota[command.name]
+        count = quota.get(command.name, 0)
         if not count:
             continue
         whole, length_s = _undisturbed(found, command, place)
@@ -206,7 +228,7 @@ def torture(found: Found, kills: int, seed: int, place: Path) -> None:
         while mine < count:
             chains += 1
             wanted = min(rng.choice((1, 1, 2, 3)), count - mine)
-            folder = place / f"{command.name.replace(' ', '_')}_{chains}"
+            folder = place / f"{_slug(command.name)}_{chains}"
             killed, passed = _chain(found, command, folder, whole, length_s, rng, wanted)
             mine, missed, again = mine + killed, missed + passed, again + (killed > 1)
             if passed + killed == 0:
@@ -214,9 +236,10 @@ def torture(found: Found, kills: int, seed: int, place: Path) -> None:
         hit += mine
         found.say(f"{command.name}: {mine} kills, {length_s:.1f} s undisturbed; {hit} of {kills} in all")
         found.counts[f"kills of {command.name}"] = str(mine)
-    fitted = torture_fit(found, quota["fit"], seed, place)
-    found.counts["kills of fit"] = str(fitted)
-    hit += fitted
+    if quota.get(TIMED):
+        timed = torture_timed_fit(found, quota[TIMED], seed, place)
+        found.counts[f"kills of {TIMED}"] = str(timed)
+        hit += timed
     found.counts = {
         "SIGKILLs that hit a live process": str(hit),
         "aimed after the end of the process (not counted)": str(missed),
@@ -224,6 +247,10 @@ def torture(found: Found, kills: int, seed: int, place: Path) -> None:
         **found.counts,
     }
     found.check("as many kills as asked for", hit >= kills, f"{hit} of {kills}")
+
+
+def _slug(name: str) -> str:
+    return name.replace(",", "").replace(" ", "_")
 
 
 def _divide(total: int, shares: dict[str, int]) -> dict[str, int]:
@@ -236,7 +263,7 @@ def _divide(total: int, shares: dict[str, int]) -> dict[str, int]:
 
 
 def _undisturbed(found: Found, command: Command, place: Path) -> tuple[Fingerprint | None, float]:
-    folder = place / f"whole_{command.name.replace(' ', '_')}"
+    folder = place / f"whole_{_slug(command.name)}"
     folder.mkdir()
     command.prepare(folder)
     began = time.monotonic()
@@ -283,8 +310,8 @@ def _chain(
     return hit, missed
 
 
-def torture_fit(found: Found, kills: int, seed: int, place: Path) -> int:
-    """Kill searches; give how many kills hit.
+def torture_timed_fit(found: Found, kills: int, seed: int, place: Path) -> int:
+    """Kill searches whose budget is seconds; give how many kills hit.
 
     Args:
         found: takes the account.
@@ -293,7 +320,7 @@ def torture_fit(found: Found, kills: int, seed: int, place: Path) -> int:
         place: an empty folder to work in.
     """
     rng, hit, chains = random.Random(f"{seed} fit"), 0, 0
-    arguments = ("fit", "digits", "--device", "cpu", "--model", "mlp_64", "--budget", f"{FIT_BUDGET_S}s", "-o", "f")
+    arguments = (*FIT, "--budget", f"{FIT_BUDGET_S}s")
     while hit < kills and chains < 3 * kills:
         chains += 1
         folder = place / f"fit_{chains}"

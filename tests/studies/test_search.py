@@ -26,7 +26,7 @@ from steppe.errors import ConfigError, RunError
 from steppe.report import write_report
 from steppe.report.record import read_record
 from steppe.runs import Run, create_run, find_runs, read_json
-from steppe.studies.clock import Clock, parse_seconds
+from steppe.studies.clock import Budget, Clock, parse_budget, parse_seconds
 from steppe.studies.executor import Job, reporter
 from steppe.studies.front import explain, tabulate, write_fronts
 from steppe.studies.journal import begin_trial, choose, interrupted_trials, open_journal, to_promote
@@ -58,7 +58,7 @@ def test_every_point_of_the_space_is_a_run():
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     seen = set()
     for _ in range(60):
-        config = to_config(suggest(study.ask(), space), space, data=DIGITS, seed=3, seconds=1.23456)
+        config = to_config(suggest(study.ask(), space), space, data=DIGITS, seed=3, budget={"seconds": 1.23456})
         seen.add((config.minimizer.name, config.minimizer.ascent_fraction))
         assert (config.model.weights is None) == (config.model.mode is None)
         assert config.budget.seconds == 1.23
@@ -101,7 +101,7 @@ def test_every_start_has_a_source_that_is_there_and_can_be_tried():
 def test_a_search_begins_with_them(tmp_path):
     wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny", "vit_tiny_p2"))
     digits = data.load(wanted.data)
-    search = Search(wanted, 600, tmp_path, digits, torch.device("cpu"), None, lambda *_: None, time.monotonic())
+    search = Search(wanted, Budget(600), tmp_path, digits, torch.device("cpu"), None, lambda *_: None, time.monotonic())
     first = recommended(search.space)
     assert [point["model"] for point in first] == [*["resnet_tiny"] * 2, "vit_tiny_p2", "resnet_tiny", "vit_tiny_p2"]
     assert [search._next_trial().params for _ in first] == first
@@ -266,7 +266,7 @@ def test_fronts_are_of_validation_accuracy_and_each_cost(tmp_path):
     assert [row["run"] for row in fronts["time_s"]] == [cheap.id, dear.id]
     with open(tmp_path / "pareto.csv", newline="") as file:
         assert [row["front_time_s"] for row in csv.DictReader(file)] == [str(r["front_time_s"]) for r in rows]
-    said = explain(rows, 3, "1 min")
+    said = explain(rows, 3, Budget(60))
     assert "vit_tiny_p2 under AdamW" in said
     assert "5.0 points ahead of the best other architecture" in said
     assert "95.0 %" in said
@@ -415,6 +415,99 @@ def test_wrong_input_is_one_message(arguments, expected, tmp_path, monkeypatch, 
     assert expected in said
     assert "Traceback" not in said
     assert not (tmp_path / "runs" / "fit-digits" / "fit.json").exists()
+
+
+@pytest.mark.parametrize("text", ["200epochs", "200 epochs", "200EPOCH"])
+def test_epochs_are_read(text):
+    assert parse_budget(text) == Budget(200, "epochs")
+    assert parse_budget("20m") == Budget(1200)
+
+
+@pytest.mark.parametrize("text", ["epochs", "0epochs", "-1epochs", "1.2.3epochs", "1e9epochs", "nanepochs"])
+def test_what_is_no_number_of_epochs_is_refused(text):
+    with pytest.raises(ConfigError, match="is not a time"):
+        parse_budget(text)
+
+
+class Killed(BaseException):
+    """What a kill is to a process that shall live to look at what it left."""
+
+
+class Killer:
+    """Ends a search at a write to its files, just before it or just after."""
+
+    def __init__(self, monkeypatch):
+        from optuna.storages.journal import JournalFileBackend
+
+        self.left, self.writes = None, 0
+        for owner, name in ((JournalFileBackend, "append_logs"), (os, "replace"), (Run, "append_metrics")):
+            monkeypatch.setattr(owner, name, self._deadly(getattr(owner, name)))
+
+    def _deadly(self, write):
+        def once(*arguments):
+            self.writes += 1
+            if self.left is None:
+                return write(*arguments)
+            self.left -= 1
+            if self.left == 0 and self.writes % 2:
+                raise Killed
+            write(*arguments)
+            if self.left == 0:
+                raise Killed
+
+        return once
+
+
+def what_a_search_left(folder):
+    """All that must not depend on kills."""
+    trials = [
+        (t.params, t.state, t.value, t.intermediate_values, {k: v for k, v in t.user_attrs.items() if k != "cost"})
+        for t in open_journal(folder).get_trials()
+    ]
+    about = {k: v for k, v in read_json(folder / "fit.json").items() if not k.endswith("_s")}
+    runs = [Run(path.parent) for path in sorted(folder.glob("*/config.toml")) if not path.parent.is_symlink()]
+    weights = {run.id: run.weights.read_bytes() for run in runs if run.finished}
+    records = {run.id: [record["val_loss"] for record in run.metrics()] for run in runs}
+    return {"trials": trials, "about": about, "weights": weights, "records": records}
+
+
+@pytest.mark.slow
+def test_a_search_within_epochs_ends_alike_however_often_it_is_killed(tmp_path, monkeypatch):
+    wanted, budget = Wanted(DataConfig(name="digits"), ("mlp_8",), seed=2), Budget(60, "epochs")
+    killer = Killer(monkeypatch)
+    whole = fit(wanted, budget, tmp_path / "whole", device="cpu")
+    assert whole.spent <= 60
+    kills, rng = 0, np.random.default_rng(0)
+    while True:
+        killer.left = int(rng.integers(3, 24))
+        try:
+            killed = fit(wanted, budget, tmp_path / "killed", device="cpu")
+            break
+        except Killed:
+            kills += 1
+    assert kills >= 20
+    one, other = what_a_search_left(tmp_path / "whole"), what_a_search_left(tmp_path / "killed")
+    for part in one:
+        assert one[part] == other[part], part
+    assert (killed.best.id, killed.answer, killed.spent) == (whole.best.id, whole.answer, whole.spent)
+    states = {t[1] for t in one["trials"]}
+    assert {TrialState.COMPLETE, TrialState.PRUNED} <= states, "both kinds of ends were met"
+    assert any("of" in t[4] for t in one["trials"]), "and a promotion"
+
+
+def test_epochs_are_not_overspent_and_more_of_them_go_on(tmp_path):
+    wanted = Wanted(DataConfig(name="digits"), ("mlp_8",))
+    with pytest.raises(ConfigError, match="nothing to choose from") as caught:
+        fit(wanted, Budget(4, "epochs"), tmp_path / "f", device="cpu")
+    assert "--budget 10epochs" in caught.value.mend
+    first = fit(wanted, Budget(12, "epochs"), tmp_path / "f", device="cpu")
+    more = fit(wanted, Budget(24, "epochs"), tmp_path / "f", device="cpu")
+    trained = {run.id: run.metrics()[-1]["gradient_evaluations"] / (1294 // run.config.batch_size) for run in more.runs}
+    assert sum(trained.values()) == pytest.approx(more.spent)
+    assert 11 < first.spent <= 12
+    assert 23 < more.spent <= 24
+    with pytest.raises(RunError, match="a budget of epochs, not of seconds"):
+        fit(wanted, 60, tmp_path / "f", device="cpu")
 
 
 @pytest.mark.parametrize("line", [b"{\n", b'"text"\n', b"\xff\xfe\n", b'{"op_code": 99}\n', b'{"op_code": 0}\n'])

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 def fit(
     data: Annotated[str, typer.Argument(help="a name from `steppe data`, a folder of class folders, or a .npz")],
-    budget: Annotated[str, typer.Option(help="time for everything, such as 90s, 20m or 1h30m")] = "20m",
+    budget: Annotated[
+        str, typer.Option(help="time for everything, such as 90s, 20m or 1h30m; or, without a clock, 200epochs")
+    ] = "20m",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="the search's folder  \\[default: runs/fit-<data>]")
     ] = None,
@@ -61,12 +63,12 @@ def fit(
     resident: ResidentOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Find the best model for some images within a time, and train it. The same command again goes on."""
+    """Find the best model for some images within a budget, and train it. The same command again goes on."""
     began = _start_of_this_command()
-    from steppe.studies.clock import parse_seconds
+    from steppe.studies.clock import parse_budget
 
     check_place(on, address)
-    budget_s = parse_seconds(budget)
+    given = parse_budget(budget)
     values = {"name": data} | ({"image_size": image_size} if image_size else {})
     about_data = parse(DataConfig, values, where="the command line")
     folder = out or Path("runs") / f"fit-{_slug(data)}"
@@ -79,7 +81,7 @@ def fit(
     with progress_bar() as bar:
         found = fit(
             Wanted(about_data, tuple(model or ()), weights, seed),
-            budget_s,
+            given,
             folder,
             data_root=str(data_root) if data_root else None,
             device=device,
@@ -100,14 +102,18 @@ def fit(
     took_s = found.clock.elapsed_s
     if json:
         files = {"folder": folder, "best": found.best.path, "pareto": folder / "pareto.csv", "report": page}
-        times = {"took_s": round(took_s, 2), "budget_s": found.budget_s}
+        times = {"took_s": round(took_s, 2), found.budget.key("budget"): found.budget.amount}
+        times |= {} if found.budget.timed else {"spent_epochs": found.spent}
         print_json({"answer": found.answer, **files, **times, "rows": [row_values(row) for row in rows]})
         return
     console.print(found.answer, markup=False, soft_wrap=True, style="bold")
     console.print(f"best run: {found.best.path}", markup=False, soft_wrap=True)
     console.print(f"accuracy against cost: {folder / 'pareto.csv'}", markup=False, soft_wrap=True)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
-    console.print(f"took {took_s:.1f} of {found.budget_s:g} s", markup=False)
+    told = f"took {took_s:.1f} of {found.budget.amount:g} s"
+    if not found.budget.timed:
+        told = f"spent {found.spent:.1f} of {found.budget}, in {took_s:.1f} s"
+    console.print(told, markup=False)
 
 
 class _Shown:
@@ -122,9 +128,10 @@ class _Shown:
         from steppe.studies.space import describe
 
         words = describe(config)
-        name = f"{words['model']} · {words['training']} · {words['seconds']} s"
+        length = f"{words['seconds']} s" if "seconds" in words else f"{words['gradients']} gradients"
+        name = f"{words['model']} · {words['training']} · {length}"
         if event == "final":
-            self._say(f"training the winner for {words['seconds']} s: {name} ({words['settings']})")
+            self._say(f"training the winner for {length}: {name} ({words['settings']})")
         if outcome is None:
             if self.bar and self.task is not None:
                 self.bar.update(self.task, description=name)

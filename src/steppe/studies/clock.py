@@ -1,4 +1,4 @@
-"""The time of a search: how it is written, and how it is counted over several sessions."""
+"""What a search may spend, how that is written, and how time is counted over several sessions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,37 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
 
 from steppe.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may spend.
+
+    Args:
+        amount: how much.
+        unit: `seconds` of everything; or `epochs` of gradients, in which no clock has a part: one is as many gradients
+            as take every training image once, so that an epoch of SAM is two.
+    """
+
+    amount: float
+    unit: Literal["seconds", "epochs"] = "seconds"
+
+    @property
+    def timed(self) -> bool:
+        """Whether a clock has a part in it."""
+        return self.unit == "seconds"
+
+    def key(self, name: str) -> str:
+        """A key of `fit.json` with its unit, as `budget_s` or `budget_epochs`."""
+        return f"{name}_s" if self.timed else f"{name}_epochs"
+
+    def __str__(self) -> str:
+        """In words."""
+        return show_seconds(self.amount) if self.timed else f"{self.amount:g} epochs"
 
 
 class Clock:
@@ -32,6 +61,19 @@ class Clock:
             self._kept = time.monotonic()
 
 
+def parse_budget(text: str) -> Budget:
+    """Read a time as `parse_seconds` does, or a number of epochs such as "200epochs".
+
+    Raises:
+        ConfigError: it cannot be read, or is not positive.
+    """
+    found = re.fullmatch(r"([\d.]+)epochs?", text.replace(" ", "").lower())
+    with suppress(ValueError):
+        if found and 0 < float(found[1]) < 1e6:
+            return Budget(float(found[1]), "epochs")
+    return Budget(parse_seconds(text))
+
+
 def parse_seconds(text: str) -> float:
     """Read a time such as "90", "45s", "20m", "1h30m" or "1.5h".
 
@@ -44,7 +86,8 @@ def parse_seconds(text: str) -> float:
             seconds = sum(float(part) * unit for part, unit in zip(found.groups(), (3600, 60, 1), strict=True) if part)
             if 0 < seconds < 1e8:
                 return seconds
-    raise ConfigError(f"{text!r} is not a time", where="--budget", mend="write it as 90s, 20m or 1h30m")
+    mend = "write it as 90s, 20m or 1h30m; or, for a search without a clock, as 200epochs"
+    raise ConfigError(f"{text!r} is not a time", where="--budget", mend=mend)
 
 
 def show_seconds(seconds: float) -> str:

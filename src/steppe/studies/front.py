@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.runs import Run, write_atomically, write_json
-from steppe.studies.clock import Clock
+from steppe.studies.clock import Budget, Clock
 from steppe.studies.space import describe
 
 COSTS = ("time_s", "gradient_evaluations", "flops_per_image", "parameters")
@@ -77,24 +77,28 @@ def write_fronts(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     return [folder / "pareto.json", folder / "pareto.csv"]
 
 
-def explain(rows: Sequence[dict[str, Any]], tried: int, budget: str) -> str:
+def explain(rows: Sequence[dict[str, Any]], tried: int, budget: Budget) -> str:
     """Say in one sentence which run is the best, by how much, and what the test images say of it.
 
     Args:
         rows: from `tabulate`, the best first.
         tried: how many configurations there were.
-        budget: the search's, in words.
+        budget: the search's.
     """
+
+    def cost(row: dict[str, Any]) -> str:
+        return f"{row['time_s']:.1f} s" if budget.timed else f"{row['gradient_evaluations']:g} gradients"
+
     best = rows[0]
     others = [row for row in rows if row["model"] != best["model"]]
     ahead = f", the best of {tried} configurations tried within {budget}" if tried > 1 else ""
     if others:
         gap = 100 * (best["val_accuracy"] - others[0]["val_accuracy"])
         by = f"{gap:.1f} points ahead of" if gap >= 0.05 else "as accurate as"
-        ahead += f" and {by} the best other architecture, {others[0]['model']} ({others[0]['time_s']:.1f} s)"
+        ahead += f" and {by} the best other architecture, {others[0]['model']} ({cost(others[0])})"
     return (
         f"{best['model']} under {best['training']} ({best['settings']}) reaches {best['val_accuracy']:.1%} on the "
-        f"validation images after {best['time_s']:.1f} s of training{ahead}; on the test images, which decided "
+        f"validation images after {cost(best)} of training{ahead}; on the test images, which decided "
         f"nothing, {best['test_accuracy']:.1%}."
     ).replace("%", " %")
 
@@ -109,7 +113,8 @@ class Fitted:
         answer: why, in a sentence.
         runs: every run, the best first, then unfinished ones.
         clock: what it took, in all sessions.
-        budget_s: the seconds it was given.
+        budget: what it was given.
+        spent: what it spent of that.
     """
 
     folder: Path
@@ -117,10 +122,11 @@ class Fitted:
     answer: str
     runs: list[Run]
     clock: Clock
-    budget_s: float
+    budget: Budget
+    spent: float
 
 
-def write_study(folder: Path, runs: Sequence[Run], data: str, answer: str, budget: str) -> None:
+def write_study(folder: Path, runs: Sequence[Run], data: str, answer: str, budget: Budget) -> None:
     """Write `study.json`, which the report page is made from, and the link `best`.
 
     Args:
@@ -128,7 +134,7 @@ def write_study(folder: Path, runs: Sequence[Run], data: str, answer: str, budge
         runs: in the order they are to be listed, the best first.
         data: the name of the images.
         answer: what the page says first.
-        budget: in words.
+        budget: the search's.
     """
     name = Path(data).name or "data"
     about = {"name": f"fit-{name}", "title": f"The best model for {name} in {budget}", "answer": answer}

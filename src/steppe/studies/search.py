@@ -21,6 +21,7 @@ from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
 from steppe.runs import locked
 from steppe.runs.home import MARKER
+from steppe.studies.clock import Budget
 from steppe.studies.front import Fitted, tabulate, write_fronts
 from steppe.studies.journal import import_optuna
 from steppe.studies.space import Wanted
@@ -30,12 +31,12 @@ from steppe.train import pick_device
 OURS = (".lock", MARKER)
 """What a search leaves that was killed before it began."""
 
-__all__ = ["Fitted", "Notify", "Wanted", "fit"]
+__all__ = ["Budget", "Fitted", "Notify", "Wanted", "fit"]
 
 
 def fit(
     wanted: Wanted,
-    budget_s: float,
+    budget: float | Budget,
     out: str | Path,
     *,
     data_root: str | Path | None = None,
@@ -47,11 +48,12 @@ def fit(
     on_ray: bool = False,
     address: str | None = None,
 ) -> Fitted:
-    """Search for the best model within a time, or go on with a search.
+    """Search for the best model within a budget, or go on with a search.
 
     Args:
         wanted: what for.
-        budget_s: seconds for everything: reading, compiling, training, evaluating, in all sessions together.
+        budget: seconds for everything: reading, compiling, training, evaluating, in all sessions together. Or
+            `Budget(200, "epochs")`: no clock has a part in such a search; on a CPU it always ends in the same result.
         out: the search's folder.
         data_root: where named data sets live.
         device: by default the GPU where there is one.
@@ -71,7 +73,8 @@ def fit(
     import_optuna()
     place = pick_device(device)
     folder = Path(out)
-    _check_folder(wanted, folder)
+    budget = budget if isinstance(budget, Budget) else Budget(budget)
+    _check_folder(wanted, budget, folder)
     dataset = data.load(wanted.data, data_root, progress, keeping=keeping)
     with locked(folder, "search"), ExitStack() as opened:
         executor = None
@@ -87,7 +90,7 @@ def fit(
                 device=device,
             )
             opened.callback(executor.close)
-        search = Search(wanted, budget_s, folder, dataset, place, keeping, notify, began, executor)
+        search = Search(wanted, budget, folder, dataset, place, keeping, notify, began, executor)
         try:
             if not search.over:
                 search.try_out()
@@ -97,12 +100,14 @@ def fit(
             search.clock.beat(now=True)
             write_fronts(tabulate(search.runs()), folder)
             mend = "run the same command again to go on from here"
-            left = max(0.0, budget_s - search.clock.elapsed_s)
-            what = f"stopped with {left:.0f} s of the budget left; nothing is lost"
+            what = f"stopped after {search.clock.elapsed_s:.0f} s; nothing is lost"
+            if budget.timed:
+                left = max(0.0, budget.amount - search.clock.elapsed_s)
+                what = f"stopped with {left:.0f} s of the budget left; nothing is lost"
             raise Interrupted(what, where=str(folder), mend=mend) from None
 
 
-def _check_folder(wanted: Wanted, folder: Path) -> None:
+def _check_folder(wanted: Wanted, budget: Budget, folder: Path) -> None:
     """A search has a folder of its own, and goes on with what it began with."""
     about = read_about(folder)
     mend = "choose another folder with --out"
@@ -113,6 +118,10 @@ def _check_folder(wanted: Wanted, folder: Path) -> None:
         if foreign:
             raise RunError("this is not empty, and no search's folder", where=str(folder), mend=mend)
         return
+    other = Budget(0, "epochs" if budget.timed else "seconds")
+    if other.key("budget") in about:
+        what = f"this folder belongs to a search with a budget of {other.unit}, not of {budget.unit}"
+        raise RunError(what, where=str(folder), mend=mend)
     for key, value in wanted.to_json().items():
         if about.get(key) != value:
             what = f"this folder belongs to a search with another {key}: {about.get(key)!r} there, {value!r} here"

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from steppe import models
 from steppe.config import DataConfig, ModelConfig, RunConfig, parse
@@ -120,7 +121,9 @@ def suggest(trial: Any, space: Space) -> dict[str, Any]:
     return dict(trial.params)
 
 
-def to_config(point: dict[str, Any], space: Space, *, data: dict[str, Any], seed: int, seconds: float) -> RunConfig:
+def to_config(
+    point: dict[str, Any], space: Space, *, data: dict[str, Any], seed: int, budget: dict[str, float]
+) -> RunConfig:
     """Make the configuration of a run.
 
     Args:
@@ -128,7 +131,7 @@ def to_config(point: dict[str, Any], space: Space, *, data: dict[str, Any], seed
         space: where from.
         data: the `data` section.
         seed: of the run.
-        seconds: its budget.
+        budget: the `budget` section.
     """
     name, share, _ = METHODS[point["method"]]
     optimizer = point["optimizer"]
@@ -141,7 +144,7 @@ def to_config(point: dict[str, Any], space: Space, *, data: dict[str, Any], seed
         "minimizer": {"name": name},
         "optimizer": {"name": optimizer, **numbers},
         "schedule": {"name": point["schedule"], "warmup": _short(point["warmup"])},
-        "budget": {"seconds": _short(seconds)},
+        "budget": {key: _short(value) if key == "seconds" else value for key, value in budget.items()},
     }
     if point["mode"] != SCRATCH:
         values["model"] |= {"mode": point["mode"], "weights": space.weights}
@@ -171,7 +174,7 @@ def recommended(space: Space) -> list[dict[str, Any]]:
 
 
 def describe(config: RunConfig) -> dict[str, str]:
-    """A configuration in a few labels, for tables."""
+    """A configuration in a few labels, for tables; the last is its budget."""
     how = {"base": "", "sam": " + SAM", "asam": " + ASAM"}[config.minimizer.name]
     how += " on a quarter" if config.minimizer.ascent_fraction else ""
     mode = f", {config.model.mode}" if config.model.mode else ""
@@ -179,18 +182,19 @@ def describe(config: RunConfig) -> dict[str, str]:
     rho = f", ρ {config.minimizer.rho:g}" if config.minimizer.rho else ""
     moved = config.augment.crop_padding
     augment = f", crops{' and mirrors' if config.augment.flip else ''}" if moved else ""
+    seconds, gradients = config.budget.seconds, config.budget.gradient_evaluations
     return {
         "model": config.model.name,
         "training": f"{optimizer}{how}{mode}",
         "settings": f"lr {config.optimizer.lr:g}, decay {config.optimizer.weight_decay:g}{rho}, "
         f"{config.schedule.name}, batch {config.batch_size}{augment}",
-        "seconds": f"{config.budget.seconds:g}",
+        **({"gradients": str(gradients)} if seconds is None else {"seconds": f"{seconds:g}"}),
     }
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that fits the images, and what a pass over them takes here, in seconds, about."""
+    """A model that fits the images, and what a pass over them takes here, in seconds, about; 0 if it was not timed."""
 
     name: str
     epoch_s: float
@@ -204,6 +208,7 @@ def find_models(
     weights: str | None = None,
     modes: Sequence[str] = (SCRATCH,),
     enough: Callable[[], bool] = lambda: False,
+    timed: bool = True,
 ) -> list[Candidate]:
     """Find the models worth trying on these images, cheapest first, each with the time of an epoch.
 
@@ -214,6 +219,7 @@ def find_models(
         weights: what the modes other than scratch begin from; models that they do not fit are left out.
         modes: of training.
         enough: asked between models; True ends the looking once there is one.
+        timed: if not, they come in the order of the table.
 
     Raises:
         ConfigError: none of them fits.
@@ -227,7 +233,8 @@ def find_models(
         if weights and (mode := next((m for m in modes if m != SCRATCH), None)):
             values |= {"mode": mode, "weights": weights}
         try:
-            found.append(Candidate(name, _time_epoch(parse(ModelConfig, values, where="--model"), dataset, device)))
+            model = _build(parse(ModelConfig, values, where="--model"), dataset)
+            found.append(Candidate(name, _time_epoch(model, dataset, device) if timed else 0.0))
         except ConfigError as error:
             problem = error
     if not found:
@@ -235,15 +242,17 @@ def find_models(
     return sorted(found, key=lambda candidate: candidate.epoch_s)
 
 
-def _time_epoch(config: ModelConfig, dataset: Dataset, device: torch.device) -> float:
-    """Time a forward and backward pass of one small batch, the second: the first warms up."""
-    batch = min(32, len(dataset.train))
+def _build(config: ModelConfig, dataset: Dataset) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = models.build(
-            config, image_size=dataset.image_size, channels=dataset.channels, classes=len(dataset.classes)
-        ).to(device)
-    model.train()
+        classes = len(dataset.classes)
+        return models.build(config, image_size=dataset.image_size, channels=dataset.channels, classes=classes)
+
+
+def _time_epoch(model: nn.Module, dataset: Dataset, device: torch.device) -> float:
+    """Time a forward and backward pass of one small batch, the second: the first warms up."""
+    batch = min(32, len(dataset.train))
+    model.to(device).train()
     images = torch.zeros(batch, dataset.channels, dataset.image_size, dataset.image_size, device=device)
     taken = 0.0
     for _ in range(2):

@@ -46,6 +46,7 @@ class Outcome:
         fixed_s: seconds outside the loop: building, compiling, the last evaluation.
         reason: why it failed.
         val_accuracy: after its last epoch; None without one.
+        gradients: that it had evaluated then.
     """
 
     state: State
@@ -55,6 +56,7 @@ class Outcome:
     fixed_s: float = 0.0
     reason: str = ""
     val_accuracy: float | None = None
+    gradients: float = 0.0
 
 
 def score_of(record: dict[str, Any]) -> float:
@@ -78,7 +80,7 @@ def run_trial(
     """Train a run, or go on with it, and count what its model costs. One that was given up before stays so.
 
     Args:
-        config: the run, with a budget of seconds.
+        config: the run, with a budget of seconds or of gradients.
         dataset: its images.
         folder: its folder.
         allowed_s: it is stopped when it has taken longer than this, whatever is left of its budget.
@@ -116,25 +118,37 @@ def run_trial(
     except Interrupted:
         raise
     except SteppeError as error:
-        return Outcome("failed", None, time.monotonic() - began, reason=str(error))
+        state, reason = "failed", str(error)
     wall_s = time.monotonic() - began
+    if state == "failed":
+        gradients = float(_last_epoch(folder).get("gradient_evaluations", 0.0))
+        return Outcome(state, None, wall_s, reason=reason, gradients=gradients)
     fixed_s = max(0.0, wall_s - watch.loop_s) if watch.factor else 0.0
-    return _outcome(Run(folder), state, wall_s, watch.factor, fixed_s, reason)
+    return _outcome(folder, state, reason, wall_s, watch.factor, fixed_s)
 
 
-def _outcome(run: Run, state: State, wall_s: float, factor: float | None, fixed_s: float, reason: str) -> Outcome:
-    """How a trial ended, with what its last epoch said."""
-    last = next(reversed(run.metrics()), None)
-    score = score_of(last) if last else None
-    return Outcome(state, score, wall_s, factor, fixed_s, reason, float(last["val_accuracy"]) if last else None)
+def _outcome(
+    folder: Path, state: State, reason: str, wall_s: float = 0.0, factor: float | None = None, fixed_s: float = 0.0
+) -> Outcome:
+    """How a trial ended, with what its last epoch says."""
+    last = _last_epoch(folder)
+    if not last:
+        return Outcome(state, None, wall_s, factor, fixed_s, reason)
+    accuracy, gradients = float(last["val_accuracy"]), float(last["gradient_evaluations"])
+    return Outcome(state, score_of(last), wall_s, factor, fixed_s, reason, accuracy, gradients)
+
+
+def _last_epoch(folder: Path) -> dict[str, Any]:
+    """The last record of a run; empty without one."""
+    records = Run(folder).metrics() if (folder / "config.toml").is_file() else []
+    return records[-1] if records else {}
 
 
 class _Watch(Observer):
     """Sees to it that a trial does not outstay its time, and measures what its time went to."""
 
     def __init__(self, config: RunConfig, deadline: float, report: Report | None, beat: Callable[[], None]) -> None:
-        assert config.budget.seconds is not None
-        self.budget_s, self.deadline, self.report, self.beat = config.budget.seconds, deadline, report, beat
+        self.budget, self.deadline, self.report, self.beat = config.budget, deadline, report, beat
         self.loop_began = 0.0
         self.loop_s = 0.0
         self.factor: float | None = None
@@ -153,10 +167,20 @@ class _Watch(Observer):
         self.loop_s = time.monotonic() - self.loop_began
         if not self.resumed and record["time_s"] > 0:
             self.factor = max(1.0, self.loop_s / record["time_s"])
-        share = record["time_s"] / self.budget_s
+        share = self._share(record)
         if self.report and share < 1 and self.report(share, score_of(record)):
-            spent = f"{record['time_s']:.1f} s of {self.budget_s:g}"
+            spent = f"{record['gradient_evaluations']:g} gradients of {self.budget.gradient_evaluations}"
+            if self.budget.seconds is not None:
+                spent = f"{record['time_s']:.1f} s of {self.budget.seconds:g}"
             raise GivenUp(f"given up after {spent}: behind the other trials at {record['val_accuracy']:.2%} validation")
+
+    def _share(self, record: dict[str, Any]) -> float:
+        """The share of the budget that is spent; all of it where what is left may not pay for a step of SAM."""
+        if self.budget.seconds is not None:
+            return float(record["time_s"]) / self.budget.seconds
+        assert self.budget.gradient_evaluations is not None
+        spent, whole = float(record["gradient_evaluations"]), self.budget.gradient_evaluations
+        return spent / whole if whole - spent >= 2 else 1.0
 
 
 def _count(run: Run, dataset: Dataset) -> None:
@@ -195,4 +219,4 @@ def _read_stop(folder: Path) -> Outcome | None:
     if noted.get("trial") not in ("pruned", "late"):
         return None
     run.checkpoint.unlink(missing_ok=True)
-    return _outcome(run, noted["trial"], 0.0, None, 0.0, str(noted.get("reason", "")))
+    return _outcome(folder, noted["trial"], str(noted.get("reason", "")))

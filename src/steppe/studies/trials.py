@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from steppe.config import MeasureConfig, RunConfig
 from steppe.data import Dataset, Keeping
 from steppe.errors import ConfigError, RunError
 from steppe.runs import Run, read_json, write_json
-from steppe.studies.clock import Clock, show_seconds
+from steppe.studies.clock import Budget, Clock
 from steppe.studies.executor import Executor, Here, Job
 from steppe.studies.front import Fitted, explain, tabulate, write_fronts, write_study
 from steppe.studies.journal import (
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     import optuna
 
 SEARCH_SHARE = 0.5
-"""How much of the time is for trials."""
+"""How much of the budget is for trials."""
+LEAST_EPOCHS = 10
+"""A budget of fewer leaves nothing to choose from."""
 
 Notify = Callable[[str, RunConfig, Outcome | None], None]
 """Told "start", "final", and every outcome's state, with the run concerned."""
@@ -53,7 +56,7 @@ class Search:
     def __init__(
         self,
         wanted: Wanted,
-        budget_s: float,
+        budget: Budget,
         folder: Path,
         dataset: Dataset,
         device: torch.device,
@@ -65,27 +68,80 @@ class Search:
         self.wanted, self.folder, self.dataset = wanted, folder, dataset
         self.device, self.notify = device, notify
         self.about: dict[str, Any] = {**read_about(folder), **wanted.to_json()}
-        if budget_s > self.about.get("budget_s", 0.0):  # a longer one than before: the search itself goes on
-            self.about.pop("final", None)
+        before = float(self.about.get(budget.key("budget"), 0.0))
+        earlier = None
+        if budget.amount > before:  # a longer one: the search itself goes on
+            earlier = self.about.pop("final", None)
             self.about.pop("best", None)
         self.over = "best" in self.about
-        self.budget_s = float(self.about["budget_s"]) if self.over else budget_s
-        self.about["budget_s"] = self.budget_s
+        self.budget = Budget(before, budget.unit) if self.over else budget
+        self.about[budget.key("budget")] = self.budget.amount
         self.came_s = time.monotonic() - began
         self.clock = Clock(began, float(self.about.get("elapsed_s", 0.0)), self._keep_time, over=self.over)
         if "space" not in self.about:
             self._settle()
         self.space = Space.from_json(self.about["space"])
-        self.first_s = float(self.about["first_s"])
+        self.first = float(self.about[budget.key("first")])
         self.study = open_journal(folder)
+        if earlier and not budget.timed:
+            spent = self._epochs_of(self._config_of_final(earlier))
+            self.about["finals_epochs"] = self.about.get("finals_epochs", 0.0) + spent
         self.executor = executor or Here(self.study, dataset, folder, str(device), keeping)
         self.clock.beat(now=True)
+
+    # -- what may be spent --------------------------------------------------------------------------------------
+
+    @property
+    def _spent(self) -> float:
+        """Of the budget, so far: the seconds of all sessions; or the epochs of all trials, of one under way in full."""
+        if self.budget.timed:
+            return self.clock.elapsed_s
+        trials = [t for t in self.study.get_trials(deepcopy=False) if "rung" in t.user_attrs]
+        spent = sum(float(t.user_attrs.get("epochs", self._length_of(t.user_attrs["rung"]))) for t in trials)
+        return spent + float(self.about.get("finals_epochs", 0.0))
+
+    @property
+    def _search_until(self) -> float:
+        """When the trials end: after a share of what reading the data and looking at the models has left."""
+        return self._ready + SEARCH_SHARE * max(0.0, self.budget.amount - self._reserve - self._ready)
+
+    @property
+    def _ready(self) -> float:
+        """What was spent before the first trial."""
+        return float(self.about["ready_s"]) if self.budget.timed else 0.0
+
+    @property
+    def _reserve(self) -> float:
+        """For the tables, the page, and leaving, which takes its time where coming did."""
+        return 1.0 + 0.02 * self.budget.amount + 0.25 * self.came_s if self.budget.timed else 0.0
+
+    def _allowed_s(self, spent_at_most: float) -> float:
+        """Seconds until so much is spent; without end where seconds do not count."""
+        return spent_at_most - self._spent if self.budget.timed else math.inf
+
+    def _length_of(self, rung: int) -> float:
+        """The budget of a trial."""
+        return self.first * FACTOR**rung
+
+    def _epochs_of(self, config: RunConfig) -> float:
+        """The epochs of gradients that a run has had."""
+        folder = self.folder / config.run_id
+        records = Run(folder).metrics() if (folder / "config.toml").exists() else []
+        return self._to_epochs(config, records[-1]["gradient_evaluations"]) if records else 0.0
+
+    def _to_epochs(self, config: RunConfig, gradients: float) -> float:
+        return gradients / self._steps(config.batch_size)
+
+    def _steps(self, batch_size: int) -> int:
+        """Steps in an epoch."""
+        count = len(self.dataset.train)
+        return count // min(batch_size, count)
 
     # -- what is tried ------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Choose the models, and how long the lowest rung is: a few epochs of the quickest model."""
-        weights = self.wanted.weights
+        weights, timed = self.wanted.weights, self.budget.timed
         modes = (SCRATCH, "frozen", "finetune") if weights else (SCRATCH,)
         candidates = find_models(
             self.dataset,
@@ -93,18 +149,16 @@ class Search:
             names=self.wanted.models,
             weights=weights,
             modes=modes,
-            enough=lambda: self.clock.elapsed_s > 0.25 * self.budget_s,
+            enough=lambda: timed and self.clock.elapsed_s > 0.25 * self.budget.amount,
+            timed=timed,
         )
         self.about["ready_s"] = round(self.clock.elapsed_s, 2)
-        search_s = self._search_until_s - self.clock.elapsed_s
-        if search_s < max(1.0, 0.1 * self.budget_s):
-            spent = f"starting and reading took {self.clock.elapsed_s:.1f} s"
-            what = f"a budget of {self.budget_s:g} s leaves no time to learn: {spent}"
-            mend = f"give at least --budget {max(10, round(4 * self.clock.elapsed_s))}s"
-            raise ConfigError(what, where="--budget", mend=mend)
-        top_s = search_s / FACTOR
-        kept = [c for c in candidates if 2 * c.epoch_s <= top_s] or candidates[:1]
-        self.first_s = float(f"{min(max(4 * kept[0].epoch_s, search_s / 150), search_s / 24):.2g}")
+        length = self._search_until - self._ready
+        self._check_budget(length)
+        kept = [c for c in candidates if 2 * c.epoch_s <= length / FACTOR] or candidates[:1]
+        epoch = kept[0].epoch_s if timed else 1.0
+        first = min(max(4 * epoch, length / 150), length / 24)
+        self.first = float(f"{first if timed else max(1.0, first):.2g}")
         images = len(self.dataset.train)
         sizes = tuple(size for size in (32, 64, 128, 256) if size <= max(32, images // 8))
         space = Space(
@@ -114,30 +168,32 @@ class Search:
             batch_sizes=sizes if self.device.type == "cpu" else (*sizes, *(512,) * (images >= 4096)),
             crop=self.dataset.image_size // 8,
         )
-        self.about |= {"space": space.to_json(), "first_s": self.first_s}
+        self.about |= {"space": space.to_json(), self.budget.key("first"): self.first}
 
-    @property
-    def _search_until_s(self) -> float:
-        """When the trials end: after a share of what reading the data and looking at the models has left."""
-        ready_s = float(self.about["ready_s"])
-        return ready_s + SEARCH_SHARE * max(0.0, self.budget_s - self._reserve_s - ready_s)
+    def _check_budget(self, length: float) -> None:
+        """Refuse a budget that leaves too little for trials.
 
-    @property
-    def _reserve_s(self) -> float:
-        """For the tables, the page, and leaving, which takes its time where coming did."""
-        return 1.0 + 0.02 * self.budget_s + 0.25 * self.came_s
-
-    def _seconds_of(self, rung: int) -> float:
-        return self.first_s * FACTOR**rung
+        Args:
+            length: what it leaves.
+        """
+        what, least = "", f"{LEAST_EPOCHS}epochs"
+        if not self.budget.timed and self.budget.amount < LEAST_EPOCHS:
+            what = f"a budget of {self.budget} leaves nothing to choose from"
+        elif self.budget.timed and length < max(1.0, 0.1 * self.budget.amount):
+            spent = f"starting and reading took {self.clock.elapsed_s:.1f} s"
+            what = f"a budget of {self.budget.amount:g} s leaves no time to learn: {spent}"
+            least = f"{max(10, round(4 * self.clock.elapsed_s))}s"
+        if what:
+            raise ConfigError(what, where="--budget", mend=f"give at least --budget {least}")
 
     def _top_rung(self) -> int:
         rung = 0
-        while self._seconds_of(rung + 1) <= (self._search_until_s - self.about["ready_s"]) / FACTOR:
+        while self._length_of(rung + 1) <= (self._search_until - self._ready) / FACTOR:
             rung += 1
         return rung
 
     def try_out(self) -> None:
-        """Run trials while their time lasts, as many at a time as there is room for."""
+        """Run trials while their part of the budget lasts, as many at a time as there is room for."""
         if "final" in self.about:
             return
         running: dict[int, optuna.Trial] = {}
@@ -153,18 +209,18 @@ class Search:
                 self._end(running.pop(job.trial), job, outcome)
 
     def _next_trial(self) -> optuna.Trial | None:
-        """The next configuration and its rung, or None when its time would not suffice, or nothing works."""
+        """The next configuration and its rung, or None when the budget would not suffice, or nothing works."""
         trials, known = self.study.get_trials(deepcopy=False), self._known()
         promoted = to_promote(trials, self._top_rung())
         rung = promoted.user_attrs["rung"] + 1 if promoted else 0
-        end_s = self.clock.elapsed_s + self._wall_s(self._seconds_of(rung))
-        if (known and end_s > self._search_until_s) or (len(known) >= 10 and not any(map(is_complete, known))):
+        end = self._spent + self._cost(self._length_of(rung))
+        if (known and end > self._search_until) or (len(known) >= 10 and not any(map(is_complete, known))):
             return None
-        if not known and self.clock.elapsed_s > self._search_until_s:
+        if not known and self._spent > self._search_until:
             return None
         point = None if promoted else self._next_recommended()
         chosen = promoted or choose(self.study, self.space, self.wanted.seed, point)
-        about: dict[str, Any] = {"rung": rung, "run": self._config(chosen.params, self._seconds_of(rung)).run_id}
+        about: dict[str, Any] = {"rung": rung, "run": self._config(chosen.params, self._length_of(rung)).run_id}
         about |= ({"of": promoted.number} if promoted else {}) | ({"recommended": True} if point else {})
         return begin_trial(self.study, chosen, about)
 
@@ -176,15 +232,18 @@ class Search:
     def _known(self) -> list[optuna.trial.FrozenTrial]:
         return [t for t in self.study.get_trials(deepcopy=False) if t.state.is_finished() and "rung" in t.user_attrs]
 
-    def _config(self, point: dict[str, Any], seconds: float) -> RunConfig:
+    def _config(self, point: dict[str, Any], length: float) -> RunConfig:
         values = self.wanted.to_json()["data"]
-        return to_config(point, self.space, data=values, seed=self.wanted.seed, seconds=seconds)
+        budget = {"seconds": length}
+        if not self.budget.timed:
+            budget = {"gradient_evaluations": max(2, int(length * self._steps(point["batch_size"])))}
+        return to_config(point, self.space, data=values, seed=self.wanted.seed, budget=budget)
 
     def _begin(self, trial: optuna.Trial) -> None:
         rung = trial.user_attrs["rung"]
-        config = self._config(trial.params, self._seconds_of(rung))
+        config = self._config(trial.params, self._length_of(rung))
         self.notify("start", config, None)
-        allowed_s = self.budget_s - self._reserve_s - self.clock.elapsed_s
+        allowed_s = self._allowed_s(self.budget.amount - self._reserve)
         self.executor.submit(Job(config, allowed_s, trial._trial_id, rung))
 
     def _end(self, trial: optuna.Trial, job: Job, outcome: Outcome) -> None:
@@ -193,6 +252,7 @@ class Search:
 
         if outcome.factor is not None:
             trial.set_user_attr("cost", [outcome.factor, outcome.fixed_s])
+        trial.set_user_attr("epochs", self._to_epochs(job.config, outcome.gradients))
         states = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
         state = states.get(outcome.state, optuna.trial.TrialState.FAIL)
         self.study.tell(trial, outcome.score if state == optuna.trial.TrialState.COMPLETE else None, state)
@@ -206,15 +266,15 @@ class Search:
         ]
         return (max(f for f, _ in found), max(s for _, s in found)) if found else None
 
-    def _wall_s(self, seconds: float, model: str | None = None) -> float:
-        """How long a run of so many seconds of training takes altogether."""
+    def _cost(self, length: float, model: str | None = None) -> float:
+        """What a run of so many seconds, or epochs, of training takes of the budget altogether."""
         factor, fixed_s = self._costs(model) or self._costs() or (1.3, 0.5)
-        return seconds * factor + fixed_s
+        return length * factor + fixed_s if self.budget.timed else length
 
     # -- the winner ---------------------------------------------------------------------------------------------
 
     def train_winner(self) -> None:
-        """Train the best configuration with the time that is left; if there is too little, leave it at the trials."""
+        """Train the best configuration with what is left; if that is too little, leave it at the trials."""
         final = self.about.get("final")
         if final and not self._can_go_on(final):
             final = None
@@ -222,18 +282,18 @@ class Search:
             best = self._winner()
             if best is None:
                 return
-            seconds = self._final_s(best)
-            if seconds < 0.5 * self._seconds_of(best.user_attrs["rung"]) or seconds < 0.5:
+            length = self._final_length(best)
+            if length < 0.5 * self._length_of(best.user_attrs["rung"]) or length < 0.5:
                 return
-            final = {"trial": best.number, "seconds": seconds}
+            final = {"trial": best.number, self.budget.unit: length}
             self.about["final"] = final
             self.clock.beat(now=True)
-        config = self._config(self.study.get_trials(deepcopy=False)[final["trial"]].params, final["seconds"])
+        config = self._config_of_final(final)
         if self._finished(config):
             return
         self.notify("final", config, None)
-        allowed_s = self.budget_s * 1.02 - self.clock.elapsed_s - self._fixed_s(config.model.name)
-        self.executor.submit(Job(config, allowed_s, captured=self._captured(final["seconds"])))
+        allowed_s = self._allowed_s(1.02 * self.budget.amount - self._fixed_s(config.model.name))
+        self.executor.submit(Job(config, allowed_s, captured=self._captured(final[self.budget.unit])))
         for _, outcome in self.executor.wait(self.clock.beat):
             self.notify(outcome.state, config, outcome)
 
@@ -241,18 +301,25 @@ class Search:
         """The best of the highest rung that any trial completed."""
         return max(filter(is_complete, self._known()), key=lambda t: (t.user_attrs["rung"], t.value), default=None)
 
-    def _captured(self, seconds: float) -> bool:
+    def _config_of_final(self, final: dict[str, Any]) -> RunConfig:
+        trial = self.study.get_trials(deepcopy=False)[final["trial"]]
+        return self._config(trial.params, final[self.budget.unit])
+
+    def _captured(self, length: float) -> bool:
         """Compiling pays in a long training; every trial would pay for it again."""
-        return self.device.type == "cuda" and seconds >= 300
+        return self.device.type == "cuda" and (length >= 300 or not self.budget.timed)
 
     def _fixed_s(self, model: str) -> float:
         return (self._costs(model) or (1.3, 1.0))[1]
 
-    def _final_s(self, best: optuna.trial.FrozenTrial) -> float:
-        """Seconds of training that fit into what is left, with what goes along with them."""
+    def _final_length(self, best: optuna.trial.FrozenTrial) -> float:
+        """Seconds of training that fit into what is left, with what goes along with them; or the epochs left."""
+        if not self.budget.timed:
+            return self.budget.amount - self._spent
         model = best.params["model"]
-        left = self.budget_s - self.clock.elapsed_s - self._reserve_s - 1.5 * self._fixed_s(model)
-        left -= measure_s if (measure_s := self._measure_s(best.user_attrs["run"])) < 0.03 * self.budget_s else 0.0
+        left = self.budget.amount - self._spent - self._reserve - 1.5 * self._fixed_s(model)
+        measure_s = self._measure_s(best.user_attrs["run"])
+        left -= measure_s if measure_s < 0.03 * self.budget.amount else 0.0
         if self._captured(left):
             left -= 60.0
         factor, _ = self._costs(model) or (1.3, 1.0)
@@ -260,14 +327,13 @@ class Search:
 
     def _can_go_on(self, final: dict[str, Any]) -> bool:
         """Whether what a final run still needs fits into what is left, give or take two per cent."""
-        trial = self.study.get_trials(deepcopy=False)[final["trial"]]
-        config = self._config(trial.params, final["seconds"])
-        if self._finished(config):
+        config = self._config_of_final(final)
+        if not self.budget.timed or self._finished(config):
             return True
         records = Run(self.folder / config.run_id).metrics() if (self.folder / config.run_id).exists() else []
         to_go = final["seconds"] - (records[-1]["time_s"] if records else 0.0)
-        needed = self._wall_s(to_go, config.model.name) + self._reserve_s
-        return self.clock.elapsed_s + needed <= 1.02 * self.budget_s
+        needed = self._cost(to_go, config.model.name) + self._reserve
+        return self._spent + needed <= 1.02 * self.budget.amount
 
     def _finished(self, config: RunConfig) -> bool:
         return (self.folder / config.run_id / "config.toml").exists() and Run(self.folder / config.run_id).finished
@@ -291,17 +357,22 @@ class Search:
         self._measure(best)
         write_fronts(rows, self.folder)
         tried = len({tuple(sorted(t.params.items())) for t in self._known()})
-        answer = explain(rows, tried, show_seconds(self.budget_s))
+        answer = explain(rows, tried, self.budget)
         ordered = [by_id[row["run"]] for row in rows]
         ordered += [run for run in runs if run not in ordered]
-        write_study(self.folder, ordered, self.wanted.data.name, answer, show_seconds(self.budget_s))
+        write_study(self.folder, ordered, self.wanted.data.name, answer, self.budget)
         self.about |= {"best": best.id, "answer": answer}
         self.clock.beat(now=True)
-        return Fitted(self.folder, best, answer, ordered, self.clock, self.budget_s)
+        final = self.about.get("final")
+        spent = self._spent + (
+            self._epochs_of(self._config_of_final(final)) if final and not self.budget.timed else 0.0
+        )
+        return Fitted(self.folder, best, answer, ordered, self.clock, self.budget, spent)
 
     def _measure(self, best: Run) -> None:
         """Flatness of the best run, where the time allows."""
-        if self.clock.elapsed_s + self._measure_s(best.id) < self.budget_s - 0.7 * self._reserve_s:
+        until_s = self.budget.amount - 0.7 * self._reserve
+        if not self.budget.timed or self._spent + self._measure_s(best.id) < until_s:
             add_measures(best, self.dataset, MeasureConfig(), device=str(self.device))
 
     def _measure_s(self, run_id: str) -> float:
