@@ -42,14 +42,14 @@ class Job:
 class Executor(Protocol):
     """Takes jobs and gives outcomes."""
 
-    slots: int
-    """How many jobs it may have at a time."""
+    def has_room(self, beat: Callable[[], None], allowed_s: float) -> bool:
+        """Whether it takes another job now; while it has none, it may wait so long to be able to, calling `beat`."""
 
     def submit(self, job: Job) -> None:
         """Take a job."""
 
     def wait(self, beat: Callable[[], None]) -> list[tuple[Job, Outcome]]:
-        """Wait until one is done, at least, calling `beat` now and then.
+        """Wait until one is done or there is more room, calling `beat` now and then.
 
         Raises:
             Interrupted: Ctrl-C or SIGTERM; the runs are kept.
@@ -59,8 +59,6 @@ class Executor(Protocol):
 class Here:
     """Runs trials in this process, one at a time."""
 
-    slots = 1
-
     def __init__(
         self, study: optuna.Study, dataset: Dataset, folder: Path, device: str, keeping: Keeping | None
     ) -> None:
@@ -68,6 +66,10 @@ class Here:
         self.study, self.dataset, self.folder, self.device, self.keeping = study, dataset, folder, device, keeping
         self.jobs: list[Job] = []
         self.stop = threading.Event()
+
+    def has_room(self, beat: Callable[[], None], allowed_s: float) -> bool:
+        """Whether nothing is under way."""
+        return not self.jobs
 
     def submit(self, job: Job) -> None:
         """Take a job; it is begun when somebody waits for it."""

@@ -153,8 +153,8 @@ class Search:
             timed=timed,
         )
         self.about["ready_s"] = round(self.clock.elapsed_s, 2)
+        self._check_budget()
         length = self._search_until - self._ready
-        self._check_budget(length)
         kept = [c for c in candidates if 2 * c.epoch_s <= length / FACTOR] or candidates[:1]
         epoch = kept[0].epoch_s if timed else 1.0
         first = min(max(4 * epoch, length / 150), length / 24)
@@ -170,12 +170,9 @@ class Search:
         )
         self.about |= {"space": space.to_json(), self.budget.key("first"): self.first}
 
-    def _check_budget(self, length: float) -> None:
-        """Refuse a budget that leaves too little for trials.
-
-        Args:
-            length: what it leaves.
-        """
+    def _check_budget(self) -> None:
+        """Refuse a budget that leaves too little for trials."""
+        length = self._search_until - self._ready
         what, least = "", f"{LEAST_EPOCHS}epochs"
         if not self.budget.timed and self.budget.amount < LEAST_EPOCHS:
             what = f"a budget of {self.budget} leaves nothing to choose from"
@@ -194,12 +191,15 @@ class Search:
 
     def try_out(self) -> None:
         """Run trials while their part of the budget lasts, as many at a time as there is room for."""
-        if "final" in self.about:
+        if "final" in self.about or not self._has_room(self.budget.amount - self._reserve):
             return
+        if not self.study.get_trials(deepcopy=False):  # what it took until somebody could begin is nobody's trial
+            self.about["ready_s"] = round(self.clock.elapsed_s, 2)
+            self._check_budget()
         running: dict[int, optuna.Trial] = {}
         again = interrupted_trials(self.study)
         while True:
-            while len(running) < self.executor.slots and (trial := again.pop(0) if again else self._next_trial()):
+            while self._has_room(self._search_until) and (trial := again.pop(0) if again else self._next_trial()):
                 running[trial._trial_id] = trial
                 self._begin(trial)
             if not running:
@@ -207,6 +207,10 @@ class Search:
             for job, outcome in self.executor.wait(self.clock.beat):
                 assert job.trial is not None
                 self._end(running.pop(job.trial), job, outcome)
+
+    def _has_room(self, spent_at_most: float) -> bool:
+        """Whether another run can be begun, now or before so much is spent."""
+        return self.executor.has_room(self.clock.beat, self._allowed_s(spent_at_most))
 
     def _next_trial(self) -> optuna.Trial | None:
         """The next configuration and its rung, or None when the budget would not suffice, or nothing works."""
@@ -276,6 +280,10 @@ class Search:
     def train_winner(self) -> None:
         """Train the best configuration with what is left; if that is too little, leave it at the trials."""
         final = self.about.get("final")
+        if final and self._finished(self._config_of_final(final)):
+            return
+        if not self._has_room(self.budget.amount - self._reserve):
+            return
         if final and not self._can_go_on(final):
             final = None
         if not final:
@@ -328,7 +336,7 @@ class Search:
     def _can_go_on(self, final: dict[str, Any]) -> bool:
         """Whether what a final run still needs fits into what is left, give or take two per cent."""
         config = self._config_of_final(final)
-        if not self.budget.timed or self._finished(config):
+        if not self.budget.timed:
             return True
         records = Run(self.folder / config.run_id).metrics() if (self.folder / config.run_id).exists() else []
         to_go = final["seconds"] - (records[-1]["time_s"] if records else 0.0)
