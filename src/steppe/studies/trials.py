@@ -191,11 +191,14 @@ class Search:
 
     def try_out(self) -> None:
         """Run trials while their part of the budget lasts, as many at a time as there is room for."""
-        if "final" in self.about or not self._has_room(self.budget.amount - self._reserve):
+        if "final" in self.about:
             return
-        if not self.study.get_trials(deepcopy=False):  # what it took until somebody could begin is nobody's trial
+        can_begin = self._has_room(self.budget.amount - self._reserve)
+        if not self.study.get_trials(deepcopy=False):  # what it took until somebody could begin is no trial's cost
             self.about["ready_s"] = round(self.clock.elapsed_s, 2)
             self._check_budget()
+        if not can_begin:
+            return
         running: dict[int, optuna.Trial] = {}
         again = interrupted_trials(self.study)
         while True:
