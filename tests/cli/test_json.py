@@ -159,6 +159,17 @@ def test_a_study_and_its_plan(spoken, tmp_path):
     assert spoken("study", "run", "mini.toml", "--dry-run")[1]["finished_before"] == 2
 
 
+def test_a_plan_with_a_run_that_cannot_be_made(spoken, tmp_path):
+    (tmp_path / "mini.toml").write_text(STUDY + '[axes.how.bad]\nmodel = { name = "no_such" }\n')
+    code, found, _ = spoken("study", "run", "mini.toml", "--dry-run")
+    assert code == 0
+    base, _, bad = found["rows"]
+    assert base["time_s"] > 0
+    assert base["problem"] is None
+    assert (bad["gradient_evaluations"], bad["flops"], bad["time_s"]) == (None, None, None)
+    assert "no_such" in bad["problem"]
+
+
 @pytest.mark.long
 def test_a_study_with_a_failing_run(spoken, tmp_path):
     (tmp_path / "mini.toml").write_text(STUDY + '[axes.how.bad]\nmodel = { name = "no_such" }\n')

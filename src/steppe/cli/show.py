@@ -161,6 +161,7 @@ class StudyProgress:
     def __init__(self, bar: Progress | None, runs: int) -> None:
         self.bar, self.runs, self.ended = bar, runs, 0
         self.began: dict[str, float] = {}
+        self.reasons: set[str] = set()
         self.task = bar.add_task("runs", total=runs) if bar else None
 
     def __call__(self, event: str, run: PlannedRun, details: dict[str, Any]) -> None:
@@ -178,7 +179,9 @@ class StudyProgress:
             if self.bar and self.task is not None:
                 self.bar.update(self.task, completed=self.ended)
             if event == "failed":
-                console.print(f"{name} failed: {details['reason']}", markup=False, style="red", soft_wrap=True)
+                why = " for the same reason" if details["reason"] in self.reasons else f": {details['reason']}"
+                self.reasons.add(details["reason"])
+                console.print(f"{name} failed{why}", markup=False, style="red", soft_wrap=True)
             elif not self.bar:
                 took = f" in {time.monotonic() - self.began[run.config.run_id]:.1f} s" if event == "done" else ""
                 what = {"done": "done", "kept": "finished before"}[event]
