@@ -184,6 +184,26 @@ def test_a_study_with_claims_has_them_judged_on_its_page(capsys, tmp_path):
     assert "both are alike" in page.split('id="published"')[1].split("</section>")[0]
 
 
+@pytest.mark.parametrize(
+    "words", ["--version", "--help", "train --help", "geometry --help", "study --help", "study list"]
+)
+def test_what_computes_nothing_does_not_wait_for_torch(words):
+    heavy = {"torch", "timm", "torchvision", "sklearn", "scipy", "matplotlib", "plotly"}
+    code = f"""
+import sys
+from steppe.cli import main
+try:
+    main({words.split()!r})
+except SystemExit as end:
+    assert not end.code, end.code
+loaded = {heavy!r} & set(sys.modules)
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "quickstart" in done.stdout or words != "study list"
+
+
 def test_a_part_of_a_study_is_run_and_the_rest_later(capsys, tmp_path):
     (tmp_path / "mini.toml").write_text(STUDY)
     assert steppe("study", "run", "mini.toml", "--only", "how=sam") == 0
