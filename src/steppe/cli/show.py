@@ -49,8 +49,22 @@ def _keep_stdout(context: typer.Context, asked: bool) -> bool:
     """With --json the standard output is for one document: whatever else is printed goes to the standard error."""
     if asked:
         _document.file = sys.stdout
-        context.with_resource(redirect_stdout(sys.stderr))
+        context.with_resource(_messages_on_stderr())
     return asked
+
+
+@contextmanager
+def _messages_on_stderr() -> Iterator[None]:
+    """Turn what is printed to the standard error: in colours where that is a terminal, whatever the output is.
+
+    rich looks for colours once, when a console is made, and the console's file was the standard output then.
+    """
+    before, console._color_system = console._color_system, errors._color_system
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        console._color_system = before
 
 
 JsonOption = Annotated[
