@@ -85,7 +85,7 @@ def test_published_cells_agree_where_two_tables_share_them():
 @pytest.mark.parametrize("name", WITH_SCALES)
 def test_every_study_can_be_planned_at_every_scale(name):
     study, path = find_study(name)
-    assert tuple(study.scale) == SCALES
+    assert [scale for scale in study.scale if scale in SCALES] == list(SCALES)
     assert study.question
     assert study.claims
     assert all(change.about for change in study.scale.values())
