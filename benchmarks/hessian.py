@@ -4,8 +4,9 @@
     python benchmarks/hessian.py --tiny --out /tmp/hessian.csv                   # on a CPU: 200 images of 8×8
 
 A gradient evaluation is plain eager torch over all of the examples, batch by batch, with torch's fused attention, at
-the same precision. Ours is `steppe.geometry`: double backward through graphs that are kept where they fit (`kept`), and
-the same compiled (`compiled`; compiling is told apart). `rebuilt` makes the graph anew for every product, as most code
+the same precision. Ours is `steppe.geometry`: double backward through graphs that are kept where they fit (`kept`), the
+same with the elementwise passes of layers written by hand compiled (`fused`) and without such layers (`torch`), and
+compiled whole (`compiled`); compiling is told apart. `rebuilt` makes the graph anew for every product, as most code
 does; `curvlinops` is what it says. These two are timed over `--peer-products` products. Ours are timed from a cold
 start, graphs included. `off_by` is the relative difference of a product from that of `rebuilt`; a ReLU that lies at its
 kink to rounding may fall to either side, which shows as 1e-3. Images are random.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+import unittest.mock
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,7 @@ from rows import provenance, save
 from torch import Tensor, nn
 
 from steppe.config import ModelConfig
+from steppe.geometry import layers
 from steppe.geometry.eigen import power_iteration
 from steppe.geometry.how import borrowed
 from steppe.geometry.products import Hessian
@@ -70,11 +73,11 @@ def time_gradient(model: nn.Module, batches: Batches, count: int, device: torch.
 
 
 def time_ours(
-    model: nn.Module, batches: Batches, iterations: int, device: torch.device, **options: Any
+    model: nn.Module, batches: Batches, iterations: int, device: torch.device, *, warm: bool = False, **options: Any
 ) -> tuple[dict[str, Any], Tensor]:
     """All iterations from a cold start, the building of graphs included; compiling is told apart."""
     warmup_s = 0.0
-    if options.get("compiled"):
+    if warm:
         start = wait(device)
         with Hessian(model, batches, **options) as hessian:
             hessian.multiply(hessian.random("whole", torch.Generator().manual_seed(0)))
@@ -169,9 +172,12 @@ def main() -> None:
                 timed = time_ours(model, batches, arguments.peer_products, device, keep=False, **options)
             elif way == "compiled":
                 options |= {"compiled": True, "chunk": arguments.compiled_chunk}
-                timed = time_ours(model, batches, arguments.iterations, device, **options)
+                timed = time_ours(model, batches, arguments.iterations, device, warm=True, **options)
             else:
-                timed = time_ours(model, batches, arguments.iterations, device, **options)
+                layers.COMPILED_FOR = {(device.type, torch.float32)} if way == "fused" else set()
+                with unittest.mock.patch.dict(layers.HandWritten.known, clear=way == "torch"):
+                    timed = time_ours(model, batches, arguments.iterations, device, warm=way == "fused", **options)
+                layers.COMPILED_FOR = set()
             figures, product = timed
             reference = product if reference is None else reference
             peer = way in ("curvlinops", "rebuilt")

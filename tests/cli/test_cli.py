@@ -184,6 +184,26 @@ def test_a_study_with_claims_has_them_judged_on_its_page(capsys, tmp_path):
     assert "both are alike" in page.split('id="published"')[1].split("</section>")[0]
 
 
+@pytest.mark.parametrize(
+    "words", ["--version", "--help", "train --help", "geometry --help", "study --help", "study list"]
+)
+def test_what_computes_nothing_does_not_wait_for_torch(words):
+    heavy = {"torch", "timm", "torchvision", "sklearn", "scipy", "matplotlib", "plotly"}
+    code = f"""
+import sys
+from steppe.cli import main
+try:
+    main({words.split()!r})
+except SystemExit as end:
+    assert not end.code, end.code
+loaded = {heavy!r} & set(sys.modules)
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "quickstart" in done.stdout or words != "study list"
+
+
 def test_a_part_of_a_study_is_run_and_the_rest_later(capsys, tmp_path):
     (tmp_path / "mini.toml").write_text(STUDY)
     assert steppe("study", "run", "mini.toml", "--only", "how=sam") == 0
@@ -271,8 +291,26 @@ def test_a_plan_with_a_bad_cell_is_estimated_all_the_same(capsys, tmp_path):
     (tmp_path / "mini.toml").write_text(STUDY + '[axes.how.bad]\nmodel = { name = "no_such" }\n')
     assert steppe("study", "run", "mini.toml", "--dry-run") == 0
     out = capsys.readouterr().out
-    assert "unknown model 'no_such'" in out
-    assert "3 runs to do" in out
+    assert "1 of 3 runs cannot be made: unknown model 'no_such'" in out
+    assert "3 runs to do, 0 finished before; 15 gradient evaluations" in out
+    assert "of training of the 2 that can be made" in out
+
+
+def test_missing_data_are_told_once(capsys, tmp_path):
+    (tmp_path / "mini.toml").write_text(STUDY.replace("[base]", '[base]\ndata = { name = "imagenet" }'))
+    place = ("--data-root", tmp_path / "nowhere")
+    assert steppe("study", "run", "mini.toml", "--dry-run", *place) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("error 2 of 2 runs cannot be made: imagenet is not there")
+    assert told.err.count("imagenet is not there") == told.err.count("mend:") == 1
+    assert f"where: {tmp_path / 'nowhere'}" in told.err
+    assert told.out == ""  # no table of dashes, and no cost of nothing
+    assert steppe("study", "run", "mini.toml", *place) == 2
+    told = capsys.readouterr()
+    assert told.out.count("imagenet is not there") == 1
+    assert "failed for the same reason" in told.out
+    assert told.err.count("imagenet is not there") == told.err.count("mend:") == 1
+    assert " and 1 more: imagenet is not there" in told.err
 
 
 def make_images(folder: Path, classes=("cat", "dog")) -> None:

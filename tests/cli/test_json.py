@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,33 @@ def test_a_reader_that_has_left_one_stream_takes_nothing_from_the_other():
     assert done.stdout == "kept\n"
 
 
+@pytest.mark.parametrize(("words", "colours"), [((), True), (("--json",), False)])
+def test_a_log_of_messages_has_no_colours_though_the_output_is_a_terminal(words, colours):
+    code = """
+import typer
+from steppe.cli.show import JsonOption, console, errors, print_json
+def command(json: JsonOption = False) -> None:
+    console.print("failed", style="bold red")
+    errors.print("[red]error[/red]")
+    if json:
+        print_json({"key": 1})
+typer.run(command)
+"""
+    screen, terminal = pty.openpty()
+    chosen = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")
+    environment = {key: value for key, value in os.environ.items() if key not in chosen} | {"TERM": "xterm-256color"}
+    process = subprocess.run(
+        [sys.executable, "-c", code, *words], stdout=terminal, stderr=subprocess.PIPE, env=environment, check=True
+    )
+    shown = os.read(screen, 10_000)
+    os.close(screen)
+    os.close(terminal)
+    assert b"error" in process.stderr
+    assert b"\x1b" not in process.stderr
+    assert (b"failed" in process.stderr) is not colours  # messages are in the log with --json, else on the terminal
+    assert (b"\x1b" in shown) is colours
+
+
 def test_what_libraries_print_is_no_part_of_the_document(spoken, monkeypatch):
     monkeypatch.setattr("steppe.cli.show.TrainingProgress.start", lambda *_: print("hello from a library"))
     code, found, said = spoken("train", *QUICK, "-o", "r")
@@ -157,6 +185,17 @@ def test_a_study_and_its_plan(spoken, tmp_path):
     assert found["failed"] == {}
     assert "[2/2] " in said
     assert spoken("study", "run", "mini.toml", "--dry-run")[1]["finished_before"] == 2
+
+
+def test_a_plan_with_a_run_that_cannot_be_made(spoken, tmp_path):
+    (tmp_path / "mini.toml").write_text(STUDY + '[axes.how.bad]\nmodel = { name = "no_such" }\n')
+    code, found, _ = spoken("study", "run", "mini.toml", "--dry-run")
+    assert code == 0
+    base, _, bad = found["rows"]
+    assert base["time_s"] > 0
+    assert base["problem"] is None
+    assert (bad["gradient_evaluations"], bad["flops"], bad["time_s"]) == (None, None, None)
+    assert "no_such" in bad["problem"]
 
 
 @pytest.mark.long

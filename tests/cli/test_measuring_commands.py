@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from steppe.config import MeasureConfig
 from steppe.geometry.measures import MEASURES
 from steppe.measuring import choose
+from steppe.models import weights_sha256
 from steppe.runs import Run
 from steppe.studies.measured import add_results
 from steppe.studies.pipeline import add_measures, has_measures
@@ -178,6 +179,43 @@ def test_evaluate_adds_to_a_run(runs, capsys):
     assert made == {"calibration", "confusion", "corruptions"}
     assert steppe("evaluate", runs / "resnet", *FEW, "--only", "attacks", "--with", runs / "vit") == 0
     assert "transfer" in Run(runs / "resnet").read("robustness.json")["attacks"]["check"]
+
+
+@pytest.mark.parametrize(("command", "measure"), [("geometry", "between"), ("evaluate", "attacks")])
+def test_a_second_run_is_known_by_its_weights_not_by_its_place(runs, capsys, command, measure):
+    file = {"geometry": "geometry.json", "evaluate": "robustness.json"}[command]
+    sizes = {"between": ("between.points=3", "between.examples=20"), "attacks": ("attacks.examples=8",)}[measure]
+    ask = ("--only", measure, *(word for size in sizes for word in ("--set", size)), "--with")
+
+    def figure():
+        return Run(runs / "vit").read(file)[measure]
+
+    assert steppe(command, runs / "vit", *ask, runs / "vit1") == 0
+    first = figure()
+    assert first["settings"]["with_sha256"] == weights_sha256(str(runs / "vit1"))
+    (runs / "vit1").rename(runs / "moved")
+    capsys.readouterr()
+    assert steppe(command, runs / "vit", *ask, runs / "moved") == 0
+    assert "(found before)" in capsys.readouterr().out
+    assert figure() == {**first, "settings": {**first["settings"], "with": str(runs / "moved")}}
+    assert "earlier" not in Run(runs / "vit").read(file)
+    shutil.copy(runs / "vit" / "weights.safetensors", runs / "moved" / "weights.safetensors")
+    assert steppe(command, runs / "vit", *ask, runs / "moved") == 0
+    assert "(found before)" not in capsys.readouterr().out
+    assert figure()["settings"]["with_sha256"] == weights_sha256(str(runs / "vit"))
+    (kept,) = Run(runs / "vit").read(file)["earlier"][measure]
+    assert kept["settings"]["with_sha256"] == first["settings"]["with_sha256"]
+
+
+def test_a_figure_that_does_not_know_the_second_runs_weights_is_made_again(runs, capsys):
+    ask = ("--only", "between", "--set", "between.points=3", "--set", "between.examples=20", "--with", runs / "vit1")
+    assert steppe("geometry", runs / "vit", *ask) == 0
+    found = Run(runs / "vit").read("geometry.json")
+    del found["between"]["settings"]["with_sha256"]
+    Run(runs / "vit").write("geometry.json", found)
+    capsys.readouterr()
+    assert steppe("geometry", runs / "vit", *ask) == 0
+    assert "(found before)" not in capsys.readouterr().out
 
 
 def test_a_model_without_attention_is_passed_over_unless_asked_for(runs, capsys):

@@ -1,17 +1,22 @@
-"""A run that begins from a file of weights remembers which one that was."""
+"""A run that begins from weights of elsewhere, a file or a name of the hub, remembers which they were."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import signal
 
 import pytest
+import timm
+import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from steppe.config import RunConfig
 from steppe.errors import Interrupted, RunError
 from steppe.models import weights_sha256
-from steppe.runs import Observer
+from steppe.models.weights import state_sha256
+from steppe.runs import Observer, Run
 from steppe.train import train
 from steppe.train.checkpoint import save_weights
 from steppe.train.setup import build_model
@@ -29,8 +34,8 @@ def weights(digits, tmp_path):
     return path
 
 
-def make_config(weights) -> RunConfig:
-    model = {"name": "resnet_tiny", "mode": "finetune", "weights": str(weights)}
+def make_config(weights, name="resnet_tiny") -> RunConfig:
+    model = {"name": name, "mode": "finetune", "weights": str(weights)}
     return RunConfig.model_validate({"batch_size": 256, "model": model, "budget": {"epochs": 2}})
 
 
@@ -59,12 +64,71 @@ def test_a_run_from_before_digests_takes_the_file_as_it_is(digits, weights, tmp_
     assert train(config, digits, out).read("data.json")["weights_sha256"] == weights_sha256(str(weights))
 
 
-def test_a_run_folder_counts_by_its_weights_and_a_hub_has_versions_of_its_own(weights, tmp_path):
+def test_a_run_folder_counts_by_its_weights(weights, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "weights.safetensors").write_bytes(weights.read_bytes())
     assert weights_sha256(str(tmp_path / "run")) == weights_sha256(str(weights))
-    assert weights_sha256("timm:resnet18") is weights_sha256("hf-hub:timm/resnet18.a1_in1k") is None
-    assert weights_sha256("timm") is None
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A cache of the Hugging Face hub, as a machine without a network may have one; gives what puts weights there."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def put(repository: str, state: dict[str, torch.Tensor]) -> None:
+        folder = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
+        (folder / "refs").mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / "main").write_text("a" * 40)
+        snapshot = folder / "snapshots" / ("a" * 40)
+        snapshot.mkdir(parents=True, exist_ok=True)
+        (snapshot / "config.json").write_text(json.dumps({"architecture": "test_resnet", "num_classes": 1000}))
+        save_file(state, snapshot / "model.safetensors")
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("source", "repository"),
+    [
+        ("timm", "timm/test_resnet.r160_in1k"),
+        ("timm:test_resnet.r160_in1k", "timm/test_resnet.r160_in1k"),
+        ("hf-hub:steppe/own", "steppe/own"),
+    ],
+)
+def test_other_weights_under_a_name_of_the_hub_are_refused(digits, hub, tmp_path, source, repository):
+    config, out = make_config(source, "timm:test_resnet"), tmp_path / "r"
+    state = timm.create_model("test_resnet").state_dict()
+    hub(repository, state)
+    with pytest.raises(Interrupted):
+        train(config, digits, out, observer=StopAtOnce())
+    assert Run(out).read("data.json")["weights_sha256"] == state_sha256(state)
+    hub(repository, {**state, "conv1.0.weight": state["conv1.0.weight"] + 1})
+    with pytest.raises(RunError, match="the weights this run began with have changed"):
+        train(config, digits, out)
+    hub(repository, state)
+    assert train(config, digits, out).finished
+
+
+def test_what_the_hub_lacks_has_one_digest_and_draws_no_random_numbers(monkeypatch):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name))  # a file that lacks everything
+    before = torch.random.get_rng_state()
+    assert weights_sha256("timm:test_vit") == weights_sha256("timm", "timm:test_vit")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_digest_of_a_state_is_of_names_types_shapes_and_numbers():
+    state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1)}
+    assert state_sha256(state) == state_sha256({"b": state["b"], "a": state["a"].t().contiguous().t()})
+    others = [
+        {"c": state["a"], "b": state["b"]},
+        {"a": state["a"].double(), "b": state["b"]},
+        {"a": state["a"].reshape(3, 2), "b": state["b"]},
+        {"a": state["a"] + 1e-6, "b": state["b"]},
+        {"a": state["a"]},
+    ]
+    assert len({state_sha256(some) for some in (state, *others)}) == 6
 
 
 def test_a_run_from_scratch_has_no_digest(digits, tmp_path):

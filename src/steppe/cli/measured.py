@@ -264,13 +264,13 @@ def _holds_runs(path: Path) -> bool:
     return path.is_dir() and not (path / "config.toml").is_file() and any(path.rglob("config.toml"))
 
 
-def _other(path: Path | None, subject: Subject, device: str | None) -> Any:
-    """The second model and its name."""
+def _other(path: Path | None, subject: Subject, device: str | None) -> Subject | None:
+    """The second run, on the data of the first."""
     if path is None:
         return None
     from steppe.studies.subjects import open_run
 
-    return str(path), open_run(path, device=device, dataset=subject.dataset).model
+    return open_run(path, device=device, dataset=subject.dataset)
 
 
 def short_names(paths: list[str]) -> dict[str, str]:

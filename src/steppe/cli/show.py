@@ -49,8 +49,22 @@ def _keep_stdout(context: typer.Context, asked: bool) -> bool:
     """With --json the standard output is for one document: whatever else is printed goes to the standard error."""
     if asked:
         _document.file = sys.stdout
-        context.with_resource(redirect_stdout(sys.stderr))
+        context.with_resource(_messages_on_stderr())
     return asked
+
+
+@contextmanager
+def _messages_on_stderr() -> Iterator[None]:
+    """Turn what is printed to the standard error: in colours where that is a terminal, whatever the output is.
+
+    rich looks for colours once, when a console is made, and the console's file was the standard output then.
+    """
+    before, console._color_system = console._color_system, errors._color_system
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        console._color_system = before
 
 
 JsonOption = Annotated[
@@ -161,6 +175,7 @@ class StudyProgress:
     def __init__(self, bar: Progress | None, runs: int) -> None:
         self.bar, self.runs, self.ended = bar, runs, 0
         self.began: dict[str, float] = {}
+        self.reasons: set[str] = set()
         self.task = bar.add_task("runs", total=runs) if bar else None
 
     def __call__(self, event: str, run: PlannedRun, details: dict[str, Any]) -> None:
@@ -178,7 +193,9 @@ class StudyProgress:
             if self.bar and self.task is not None:
                 self.bar.update(self.task, completed=self.ended)
             if event == "failed":
-                console.print(f"{name} failed: {details['reason']}", markup=False, style="red", soft_wrap=True)
+                why = " for the same reason" if details["reason"] in self.reasons else f": {details['reason']}"
+                self.reasons.add(details["reason"])
+                console.print(f"{name} failed{why}", markup=False, style="red", soft_wrap=True)
             elif not self.bar:
                 took = f" in {time.monotonic() - self.began[run.config.run_id]:.1f} s" if event == "done" else ""
                 what = {"done": "done", "kept": "finished before"}[event]

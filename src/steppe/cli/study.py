@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -32,13 +33,13 @@ from steppe.cli.place import (
 )
 from steppe.cli.publish import publish
 from steppe.cli.show import JsonOption, StudyProgress, console, print_json, progress_bar
-from steppe.config import PlannedRun, StudyConfig, at_scale, choose, plan
+from steppe.config import PlannedRun, StudyConfig, at_scale, choose, load_study_config, plan
 from steppe.config.shipped import list_studies
-from steppe.errors import RunError
+from steppe.errors import RunError, SteppeError
 from steppe.runs import Run, read_json
 
 if TYPE_CHECKING:
-    from steppe.studies.published import Published
+    from steppe.studies import Estimate, Published
 
 app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Runs that answer one question: list, show, run, compare, figures, publish."
@@ -83,14 +84,13 @@ Folder = Annotated[
 @app.command("list", cls=Command)
 def list_(json: JsonOption = False) -> None:
     """List the studies that come with steppe."""
-    from steppe.studies import find_study
-
+    # not by find_study: checking the measures that each asks for would import torch and timm, and the tests do it
+    shipped = {name: (load_study_config(path), path) for name, path in list_studies().items()}
     if json:
-        print_json([_about(*find_study(name)) for name in list_studies()])
+        print_json([_about(study, path) for study, path in shipped.values()])
         return
     table = Table("study", "question", "runs", "scales", box=None, header_style="bold")
-    for name in list_studies():
-        study, path = find_study(name)
+    for name, (study, path) in shipped.items():
         scales = ", ".join(f"{s} (default)" if s == study.default_scale else s for s in study.scale)
         table.add_row(name, Text(study.question), str(len(plan(study, where=str(path)))), scales or "–")
     console.print(table)
@@ -209,7 +209,7 @@ def run(
         )
     runs = [Run(folder / p.config.run_id) for p in planned if (folder / p.config.run_id / "config.toml").exists()]
     if not runs:
-        raise RunError("no run could be made", where=str(folder), mend=next(iter(failed.values()), None))
+        raise RunError(f"no run could be made in {folder}\n{_by_reason(failed)}")
     about = read_study(folder)
     rows = summarise(runs, about)
     if not json:
@@ -223,10 +223,18 @@ def run(
     else:
         console.print(f"report: {page}", markup=False, soft_wrap=True)
     if failed:
-        count = f"{len(failed)} of {len(chosen)} runs failed"
+        count = f"{len(failed)} of {len(chosen)} runs failed in {folder}"
         count += "; the others are done" if len(failed) < len(chosen) else ""
-        reasons = "\n".join(f"{run_id}: {reason}" for run_id, reason in failed.items())
-        raise RunError(f"{count}\n{reasons}", where=str(folder))
+        raise RunError(f"{count}\n{_by_reason(failed)}")
+
+
+def _by_reason(failed: Mapping[str, str]) -> str:
+    """Every reason once, after the first run that failed for it and how many others did."""
+    runs: dict[str, list[str]] = {}
+    for run_id, reason in failed.items():
+        runs.setdefault(reason, []).append(run_id)
+    others = {reason: f" and {len(some) - 1} more" if some[1:] else "" for reason, some in runs.items()}
+    return "\n".join(f"{some[0]}{others[reason]}: {reason}" for reason, some in runs.items())
 
 
 @app.command(cls=Command)
@@ -335,10 +343,15 @@ def _print_estimate(
     workers: int,
     json: bool,
 ) -> None:
-    from steppe.studies import estimate_runs, is_complete, threads_for
+    from steppe.studies import Estimate, estimate_runs, is_complete, threads_for
 
     todo = [p for p in planned if not is_complete(folder, p, study)]
-    estimates = estimate_runs(todo, data_root=data_root, device=device, threads=threads_for(workers))
+    found = estimate_runs(todo, data_root=data_root, device=device, threads=threads_for(workers))
+    estimates = [one for one in found if isinstance(one, Estimate)]
+    problems = Counter(str(one) for one in found if isinstance(one, SteppeError))
+    reasons = [f"{count} of {len(todo)} runs cannot be made: {problem}" for problem, count in problems.items()]
+    if todo and not estimates:
+        raise RunError("\n".join(reasons))
     sums = {
         "gradient_evaluations": sum(e.gradient_evaluations for e in estimates),
         "flops": sum(e.flops for e in estimates),
@@ -346,17 +359,29 @@ def _print_estimate(
     }
     before = len(planned) - len(todo)
     if json:
-        rows = [_planned(run_) | asdict(guess) for run_, guess in zip(todo, estimates, strict=True)]
+        rows = [_planned(run_) | _estimated(one) for run_, one in zip(todo, found, strict=True)]
         print_json({"rows": rows, "finished_before": before, "workers": workers, **sums})
         return
     table = Table("run", "gradient evaluations", "TFLOP", "seconds", box=None, header_style="bold")
-    for run_, guess in zip(todo, estimates, strict=True):
-        numbers = (f"{guess.gradient_evaluations:,.0f}", f"{guess.flops / 1e12:,.2f}", f"{guess.time_s:,.1f}")
-        table.add_row(run_.config.run_id, *(("–", "–", Text(guess.problem)) if guess.problem else numbers))
+    for run_, one in zip(todo, found, strict=True):
+        cells = ("–", "–", "–")
+        if isinstance(one, Estimate):
+            cells = (f"{one.gradient_evaluations:,.0f}", f"{one.flops / 1e12:,.2f}", f"{one.time_s:,.1f}")
+        table.add_row(run_.config.run_id, *cells)
     console.print(table)
+    for reason in reasons:
+        console.print(reason, markup=False, soft_wrap=True)
+    of = f" of the {len(estimates)} that can be made" if problems else ""
     console.print(
         f"{len(todo)} runs to do, {before} finished before; "
         f"{sums['gradient_evaluations']:,.0f} gradient evaluations, {sums['flops'] / 1e12:,.1f} TFLOP, "
-        f"about {sums['time_s']:,.0f} s of training with {workers} worker(s) on this machine",
+        f"about {sums['time_s']:,.0f} s of training{of} with {workers} worker(s) on this machine",
         soft_wrap=True,
     )
+
+
+def _estimated(found: Estimate | SteppeError) -> dict[str, Any]:
+    """What a run will cost in plain values, or what keeps it from being made."""
+    if isinstance(found, SteppeError):
+        return {"gradient_evaluations": None, "flops": None, "time_s": None, "problem": str(found)}
+    return asdict(found) | {"problem": None}

@@ -69,7 +69,9 @@ class ByHand(SavedBytes):
         super().__exit__(*error)
 
     def remember(self, made: Tensor, recipe: Callable[[], Tensor]) -> None:
-        """Have graphs keep a recipe wherever they would keep a tensor, or a view of it."""
+        """Have graphs keep a recipe wherever they would keep a tensor, or a view of it; no more graphs, no recipes."""
+        if not self._open:  # going back through a kept graph: nothing packs what is made there, nor would forget it
+            return
         storage = made.untyped_storage()
         # a weak reference keeps the storage's address from being given to another
         self._recipes[storage._cdata] = (StorageWeakRef(storage), recipe)
@@ -86,8 +88,7 @@ class ByHand(SavedBytes):
         recipe, *view = packed
         with torch.no_grad():
             made: Tensor = recipe()
-        if self._open:  # the graph of the gradient would keep it too
-            self.remember(made, recipe)
+        self.remember(made, recipe)  # the graph of the gradient would keep it too
         return made.as_strided(*view)
 
 

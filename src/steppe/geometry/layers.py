@@ -2,7 +2,7 @@
 
 Going back through the graph of a gradient, torch takes a dozen passes over memory for a GELU, a LayerNorm or attention,
 and convolves with the batch as channels and the image as kernel, for which cuDNN has nothing fast. By hand each is a
-few products of the usual shapes and one elementwise pass (compiled on CUDA). What a pass over a layer's input gives
+few products of the usual shapes and one elementwise pass. What a pass over a layer's input gives
 again (the value of a GELU or a LayerNorm, the gradient of a GELU) is not kept. What this brings, and what of it is
 measured: docs/experiments.md. On a CPU torch's own way is the faster one.
 """
@@ -27,19 +27,18 @@ def _add(*terms: Tensor | None) -> Tensor | None:
     return sum(present[1:], start=present[0]) if present else None
 
 
-_COMPILED_FOR = {("cuda", torch.float32)}
+COMPILED_FOR: set[tuple[str, torch.dtype]] = set()
+"""Kinds of tensors that passes are compiled for. None by default: that takes 8 s in every process on an H200's machine,
+and what it brings is for benchmarks/hessian.py to show (its way `fused`)."""
 _COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is one pass over memory on CUDA, where it is compiled at its first use.
-
-    Not in float64, in which only a few examples are measured, to check: there compiling would take longer.
-    """
+    """A function that is one pass over memory where it is compiled, at its first use."""
 
     @wraps(function)
     def call(first: Tensor, *others: Any) -> Any:
-        if (first.device.type, first.dtype) not in _COMPILED_FOR or torch.is_grad_enabled():
+        if (first.device.type, first.dtype) not in COMPILED_FOR or torch.is_grad_enabled():
             return function(first, *others)
         try:
             compiled = _COMPILED.setdefault(function, torch.compile(function))

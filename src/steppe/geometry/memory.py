@@ -27,7 +27,7 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._own:
             self._seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # with its history, a layer that saves its own value would never be freed
 
     def _unpack(self, packed: Any) -> Tensor:
         found: Tensor = packed

@@ -67,8 +67,7 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
     Raises:
         ConfigError: the weights cannot be had, are damaged, hold more than numbers, or belong to another model.
     """
-    state = rename(_unwrap(read_weights(source, model_name), source), model)
-    state = {key: value for key, value in state.items() if not key.endswith(_NOT_WEIGHTS)}
+    state = rename(_weights_in(read_weights(source, model_name), source), model)
     own = model.state_dict()
     head = head_parameters(model)
     fitted = {key: _fit(key, state[key], own[key], model, source) for key in own if key in state and key not in head}
@@ -98,15 +97,19 @@ def weights_file(source: str) -> Path | None:
     return path / "weights.safetensors" if path.is_dir() else path
 
 
-def weights_sha256(source: str) -> str | None:
-    """A digest of the file that `model.weights` names; None for a name of timm's or a hub's, which has versions there.
+def weights_sha256(source: str, model_name: str = "") -> str:
+    """A digest of what `model.weights` names: of the file, or of the numbers that a hub has under this name now.
+
+    Args:
+        source: as for `load_pretrained`.
+        model_name: the model's name, for "timm" alone.
 
     Raises:
-        ConfigError: there is no such file, or it may not be read.
+        ConfigError: there is no such file, it may not be read, or the weights cannot be fetched.
     """
     path = weights_file(source)
     if path is None:
-        return None
+        return state_sha256(_weights_in(_fetch(source, model_name), source))
     if not path.is_file():
         raise _not_found(source, path)
     try:
@@ -114,6 +117,15 @@ def weights_sha256(source: str) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"the weights {path} cannot be read: {error.strerror}", where=_WHERE) from None
+
+
+def state_sha256(state: State) -> str:
+    """A digest of a state dict: names, types, shapes and numbers, in whatever order and on whatever device they are."""
+    digest = hashlib.sha256()
+    for key, value in sorted(state.items()):
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_weights(source: str, model_name: str) -> Mapping[str, Any]:
@@ -156,7 +168,8 @@ def _fetch(source: str, model_name: str) -> State:
             raise ConfigError(f"timm has no model {name!r}", where=_WHERE, mend=mend)
     online = _hub_answers()
     try:
-        with torch.device("cpu"), _cache_only(not online):
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]), _cache_only(not online):
+            torch.manual_seed(0)  # what timm's file lacks is the same each time
             return timm.create_model(name, pretrained=True).state_dict()
     except Exception as error:  # whatever the hub's client raises: no network, no such name, no permission
         reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -191,6 +204,11 @@ def _cache_only(wanted: bool) -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def _weights_in(found: Any, source: str) -> State:
+    """The state dict that a file holds, without what timm computes anew for each image size."""
+    return {key: value for key, value in _unwrap(found, source).items() if not key.endswith(_NOT_WEIGHTS)}
 
 
 def _unwrap(found: Any, source: str) -> State:

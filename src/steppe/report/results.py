@@ -16,7 +16,7 @@ from steppe.report.numbers import number
 from steppe.report.record import Record, dig
 from steppe.report.table import Row, Stat, name_row, spread
 
-_NOT_SETTINGS = {"with", "compiled"}
+_NOT_SETTINGS = {"with", "with_sha256", "compiled"}
 _OF_TRAINING = {"noise_loss": ("sigma", "draws", "examples")}
 """Results that training adds itself hold their settings among their figures."""
 

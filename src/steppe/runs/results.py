@@ -3,7 +3,8 @@
     {"landscape": {… "settings": {"points": 50}}, "earlier": {"landscape": [{… "settings": {"points": 15}}]}}
 
 A reader takes `file[key]` and has the newest; nothing that was measured is lost. A setting that came later than a
-result counts as the default it has.
+result counts as the default it has. A second run is known by the digest of its weights, `with_sha256`; `with` only says
+where it lay, so that a run that was moved is the same one.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def _same(result: Mapping[str, Any], settings: Any, defaults: Mapping[str, Any] 
     own = result.get("settings")
     if not isinstance(own, Mapping) or not isinstance(settings, Mapping):
         return own == settings
-    return {**(defaults or {}), **own} == {**(defaults or {}), **settings}
+    mine, asked = {**(defaults or {}), **own}, {**(defaults or {}), **settings}
+    if "with_sha256" in mine and "with_sha256" in asked:
+        asked["with"] = mine.get("with")
+    return mine == asked
 
 
 def _laid_out(results: Mapping[str, Any], key: str, found: list[dict[str, Any]]) -> dict[str, Any]:

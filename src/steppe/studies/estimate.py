@@ -17,45 +17,54 @@ from steppe.train import pick_device
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected cost of one run, or why it cannot be run."""
+    """The expected cost of one run."""
 
     gradient_evaluations: float
     flops: float
     time_s: float
-    problem: str | None = None
 
 
 def estimate_runs(
     planned: list[PlannedRun], *, data_root: str | Path | None = None, device: str | None = None, threads: int = 1
-) -> list[Estimate]:
+) -> list[Estimate | SteppeError]:
     """Estimate every run: gradient evaluations by counting, seconds by timing a few of them for each model.
 
-    A backward pass is taken as twice the forward pass, as usual.
+    A backward pass is taken as twice the forward pass, as usual. A run that cannot be made has its error instead.
     """
     place = pick_device(device)
     timed: dict[tuple[str, str, int, str], tuple[float, int, int]] = {}
-    datasets: dict[str, data.Dataset] = {}
+    datasets: dict[str, data.Dataset | SteppeError] = {}
+
+    def load(config: RunConfig, name: str) -> data.Dataset:
+        if name not in datasets:
+            try:
+                datasets[name] = data.load(config.data, data_root)
+            except SteppeError as error:  # asked for once: a download that fails takes its time
+                datasets[name] = error
+        found = datasets[name]
+        if isinstance(found, SteppeError):
+            raise found
+        return found
 
     def estimate(config: RunConfig) -> Estimate:
         name = config.data.model_dump_json()
-        if name not in datasets:
-            datasets[name] = data.load(config.data, data_root)
+        dataset = load(config, name)
         key = (name, config.model.model_dump_json(), config.batch_size, config.precision)
         if key not in timed:
-            timed[key] = _time_gradient(config, datasets[name], place)
+            timed[key] = _time_gradient(config, dataset, place)
         per_gradient_s, flops_per_image, batch = timed[key]
-        evaluations = _evaluations(config, len(datasets[name].train) // batch, per_gradient_s)
+        evaluations = _evaluations(config, len(dataset.train) // batch, per_gradient_s)
         return Estimate(evaluations, 3.0 * flops_per_image * batch * evaluations, per_gradient_s * evaluations)
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    out = []
+    out: list[Estimate | SteppeError] = []
     try:
         for run in planned:
             try:
                 out.append(estimate(run.config))
             except SteppeError as error:
-                out.append(Estimate(0.0, 0.0, 0.0, str(error)))
+                out.append(error)
     finally:
         torch.set_num_threads(before)
     return out

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from steppe import models
 from steppe.errors import Interrupted, MeasureError, SteppeError
 from steppe.measuring import Measure, Settings, numerics
 from steppe.runs import drop_result, find_result, locked, put_result, read_json, write_json
@@ -42,7 +43,7 @@ def add_results(
     again: bool = False,
     batch_size: int = 512,
     data_root: Path | None = None,
-    other: tuple[str, nn.Module] | None = None,
+    other: Subject | None = None,
     refused: dict[str, SteppeError] | None = None,
     notify: Notify = lambda event, name, details: None,
 ) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def add_results(
         again: measure even what is there.
         batch_size: images at a time, to begin with.
         data_root: where published corruptions lie.
-        other: a second model and its name, for measures between two.
+        other: a second run, for measures between two. A result knows it by its weights, wherever it lies.
         refused: takes what could not be measured, and why, while the others go on; without it the first one is raised.
         notify: told what goes on.
 
@@ -74,11 +75,13 @@ def add_results(
             key = measure.key or name
             values = settings_of(measure, (changes or {}).get(name, {}), quick=quick)
             if other is not None and name in ("between", "attacks"):
-                values["with"] = other[0]
+                values |= {"with": str(other.folder), "with_sha256": models.weights_sha256(str(other.folder))}
             there = find_result(results, key, values, measure.defaults)
             if measure.of_training and not strict and name not in (changes or {}):
                 there = _whole(results.get(key)) or there
             if there is not None and not again:
+                if "with" in values and there["settings"].get("with") != values["with"]:  # the second run was moved
+                    there = {**there, "settings": {**there["settings"], "with": values["with"]}}
                 if there is not results.get(key):  # the last one asked for stands in front
                     results = put_result(results, key, there, measure.defaults)
                     write_json(path, results)
@@ -93,7 +96,7 @@ def add_results(
                 batch_size=batch_size,
                 loss=subject.loss,
                 root=data_root,
-                other=other[1] if other else None,
+                other=other.model if other else None,
                 fresh=subject.fresh,
                 known=None if again else before.get("found"),
                 keep=keeper,

@@ -111,7 +111,7 @@ def open_model(
     if folder.is_dir() and any(folder.iterdir()) and {key: known.get(key) for key in about} != about:
         what = "this folder holds something else than results of this model, these weights and data"
         raise RunError(what, where=str(folder), mend="choose another with --out")
-    digest, images = models.weights_sha256(weights), known.get("images")
+    digest, images = models.weights_sha256(weights, name), known.get("images")
     images = images if isinstance(images, dict) else {}
     if known.get("weights_sha256") not in (None, digest):
         raise _changed(folder, f"the weights {weights}")

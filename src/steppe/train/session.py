@@ -210,18 +210,19 @@ def _check_data(run: Run, dataset: Dataset) -> None:
 
 
 def _check_weights(run: Run, config: RunConfig) -> None:
-    """Refuse to go on when the file of `model.weights` is not the one the run began with.
+    """Refuse to go on when what `model.weights` names, a file or a name of timm's or a hub's, has changed since.
 
-    `data.json` keeps its digest; a run from before digests were kept takes the file as it is now.
+    `data.json` keeps its digest; a run from before digests were kept takes the weights as they are now.
     """
-    if config.model.weights is None or (now := models.weights_sha256(config.model.weights)) is None:
+    if config.model.weights is None:
         return
+    now = models.weights_sha256(config.model.weights, config.model.name)
     known = run.read("data.json")
     before = known.get("weights_sha256")
     if before is None:
         run.write("data.json", {**known, "weights_sha256": now})
     elif before != now:
-        mend = "bring the old file back, or choose another folder with --out"
+        mend = "bring the old weights back, or choose another folder with --out"
         what = f"the weights this run began with have changed: {config.model.weights}"
         raise RunError(what, where=str(run.path), mend=mend)
 
