@@ -4,7 +4,8 @@ The time is divided: a part for trials, the rest for training the winner. Trials
 a factor from rung to rung (asynchronous successive halving, Li et al. 2020): a new configuration begins on the lowest
 rung, and the best third of a rung is trained again, from fresh weights and along its whole schedule, with three times
 the seconds. New configurations come from Optuna's TPE, after a few recommended ones; its percentile pruner gives up a
-trial that falls behind the others of its rung. Only validation images decide.
+trial that falls behind the others of its rung. Only validation images decide. A budget of epochs is divided in the same
+way, and no clock has a part in anything that is decided.
 
 Everything is kept in the folder: Optuna's journal, a run folder for each trial, and `fit.json` with the time spent so
 far. So a search that was stopped or killed goes on, with the run it was at.
