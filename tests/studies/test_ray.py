@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from small_study import make_study
 
 from steppe import data
@@ -341,8 +342,16 @@ def test_trials_of_a_search_are_spread(cluster, tmp_path):
 
     began = time.monotonic()
     wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny",))
-    found = fit(wanted, 40, tmp_path / "f", device="cpu", on_ray=True)
+    threads = [torch.get_num_threads()]
+    note = lambda event, config, outcome: threads.append(torch.get_num_threads())  # noqa: E731
+    torch.set_num_threads(3)
+    try:
+        found = fit(wanted, 40, tmp_path / "f", device="cpu", on_ray=True, notify=note)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads.pop(0))
     assert time.monotonic() - began < 42
+    assert set(threads) == {1}, "what is timed here must hold for the workers"
     assert found.best.summary["test"]["accuracy"] > 0.9
     trials = open_journal(tmp_path / "f").get_trials()
     spans = sorted((t.datetime_start, t.datetime_complete) for t in trials)

@@ -17,6 +17,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
 from steppe import data
 from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
@@ -91,6 +93,8 @@ def fit(
                 device=device,
             )
             opened.callback(executor.close)
+            opened.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(executor.place.threads)  # so that what is timed and forecast here holds there
         search = Search(wanted, budget, folder, dataset, place, keeping, notify, began, executor)
         try:
             if not search.over:
