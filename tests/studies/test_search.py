@@ -351,6 +351,17 @@ def first_finished_trial(folder: Path, limit_s: float = 60) -> None:
 
 
 @pytest.mark.long
+def test_a_slow_forward_pass_is_not_made_when_time_is_out(tmp_path, monkeypatch):
+    """The winner's flatness and its answers to thousands of test images may take longer than all of its training."""
+    timed = []
+    monkeypatch.setattr(Search, "_time_forward", lambda self, run: timed.append(run.id) or 0.01)
+    found = fit(Wanted(DataConfig(name="digits"), ("mlp_8",)), 15, tmp_path, device="cpu")
+    assert timed
+    assert not (found.best.path / "geometry.json").exists()
+    assert found.best.summary["test"]["accuracy"] > 0.5
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_search_goes_on_within_its_budget(tmp_path, kind):
     command = [*COMMAND, "--budget", "40s", "-o", "f"]

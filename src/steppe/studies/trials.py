@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from steppe.config import MeasureConfig, RunConfig
-from steppe.data import Dataset, Keeping
+from steppe.data import Dataset, Keeping, in_order
 from steppe.errors import ConfigError, RunError
+from steppe.evaluate import predict
 from steppe.runs import Run, read_json, write_json
 from steppe.studies.clock import Budget, Clock
 from steppe.studies.executor import Executor, Here, Job
@@ -36,6 +37,7 @@ from steppe.studies.space import (
     recommended,
     to_config,
 )
+from steppe.studies.subjects import load_model
 from steppe.studies.trial import Outcome
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class Search:
             self.about["finals_epochs"] = self.about.get("finals_epochs", 0.0) + spent
         self.executor = executor or Here(self.study, dataset, folder, str(device), keeping)
         self.clock.beat(now=True)
+        self._forward_s: dict[str, float] = {}
 
     # -- what may be spent --------------------------------------------------------------------------------------
 
@@ -387,10 +390,23 @@ class Search:
             add_measures(best, self.dataset, MeasureConfig(), device=str(self.device))
 
     def _measure_s(self, run_id: str) -> float:
-        """What flatness takes, about: a forward pass over some images for every draw, a third of a training step."""
+        """What measuring a run takes: forward passes over some images for every noise, and over the test images."""
         settings, count = MeasureConfig(), len(self.dataset.train)
-        found = Run(self.folder / run_id).read_or_empty("summary.json").get("time_per_epoch_s", 0.0)
-        return 0.4 * found / count * min(settings.noise_examples, count) * (settings.noise_draws + 1)
+        passes = min(settings.noise_examples, count) * (settings.noise_draws + 1) + len(self.dataset.test)
+        if run_id not in self._forward_s:
+            self._forward_s[run_id] = self._time_forward(Run(self.folder / run_id))
+        return 1.2 * passes * self._forward_s[run_id]
+
+    def _time_forward(self, run: Run) -> float:
+        """Seconds that a forward pass takes for an image, by two batches of them, of which the first warms up."""
+        model = load_model(run, self.dataset).to(self.device)
+        split = self.dataset.test.take(torch.arange(min(len(self.dataset.test), 256)))
+        seconds, began = 0.0, time.monotonic()
+        for batch in in_order(split, self.dataset, batch_size=128, device=self.device):
+            predict(model, [batch])[0].cpu()
+            now = time.monotonic()
+            seconds, began = (now - began) / len(batch[1]), now
+        return seconds
 
     def _keep_time(self, elapsed_s: float) -> None:
         """Keep the time."""
