@@ -43,6 +43,7 @@ CHANGES = {
     "data.fraction": 0.5,
     "data.variance": 15.0,
     "data.odd_images": "convert",
+    "data.statistics": "imagenet",
     "model.name": "resnet_tiny",
     "model.mode": "frozen",
     "model.weights": "other.safetensors",

@@ -43,6 +43,20 @@ def test_statistics_are_those_of_the_training_images(digits):
     assert digits.std[0] == pytest.approx(pixels.std(correction=0).item(), abs=1e-12)
 
 
+def test_statistics_may_be_those_that_weights_expect(tmp_path):
+    pixels = np.arange(20 * 4 * 4 * 3, dtype=np.uint32).reshape(20, 4, 4, 3).astype(np.uint8)
+    np.savez(tmp_path / "colour.npz", x_train=pixels, y_train=np.arange(20) % 2)
+    dataset = load(DataConfig(name="colour", statistics="efficientnet_lite"), tmp_path)
+    for images, _ in in_order(dataset.test, dataset, batch_size=20, device=torch.device("cpu")):
+        assert torch.allclose(images, (dataset.test.images.float() - 127) / 128, atol=1e-6)
+    assert dataset.describe()["mean"] == [127 / 255] * 3
+    own = load(DataConfig(name="colour"), tmp_path)
+    assert own.fingerprint == dataset.fingerprint
+    assert own.mean != dataset.mean
+    with pytest.raises(ConfigError, match="colour images, and 'digits' has 1 channel"):
+        load(DataConfig(statistics="imagenet"))
+
+
 def make_loader(dataset, **changes) -> Loader:
     options = {"batch_size": 100, "augment": AugmentConfig(), "seed": 0, "device": torch.device("cpu")}
     return Loader(dataset, **{**options, **changes})

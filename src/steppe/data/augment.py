@@ -28,7 +28,7 @@ BELOW_ONE = 1 - 2.0**-20
 
 
 class Normalise:
-    """Turn images into floats with the training set's mean 0 and standard deviation 1 in every channel."""
+    """Turn images into floats; by the training set's own statistics, mean 0 and deviation 1 in every channel."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         """Keep the statistics on `device`."""

@@ -10,10 +10,16 @@ import torch
 
 from steppe.config import DataConfig, derive_seed
 from steppe.data.storage import CHUNK, Store
-from steppe.errors import DataError
+from steppe.errors import ConfigError, DataError
 
 SAMPLE = 8192
 """Of images that are not in memory, so many are read for the statistics."""
+STATISTICS = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "inception": ((0.5,) * 3, (0.5,) * 3),
+    "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
+}
+"""Mean and standard deviation that well-known weights were trained with, of pixels from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class Dataset:
 
 
 def divide(source: Source, config: DataConfig) -> Dataset:
-    """Carve out the splits the source lacks, stratified by class and seeded, and take the training statistics."""
+    """Carve out the splits the source lacks, stratified by class and seeded, and take the statistics."""
     train, val, test = source.train, source.val, source.test
     rng = np.random.default_rng(config.split_seed)
     if test is None:
@@ -137,7 +143,11 @@ def divide(source: Source, config: DataConfig) -> Dataset:
         train, val = stratify(train, config.val_fraction, rng, source.classes)
     if config.fraction is not None:
         train = take_fraction(train, config.fraction, config.split_seed)
-    mean, std = _statistics(train)
+    mean, std = STATISTICS[config.statistics] if config.statistics else _statistics(train)
+    if len(mean) != train.shape[0]:
+        what = f"the statistics {config.statistics!r} are of colour images, and {config.name!r} has {train.shape[0]} "
+        mend = "leave statistics out: then the training images' own are taken"
+        raise ConfigError(what + "channel(s)", where="data.statistics", mend=mend)
     size = None if config.image_size == train.shape[-1] else config.image_size
     files = fingerprint_files(train, val, test)
     fingerprint = files if files and not train.in_memory else fingerprint_pixels(train, val, test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import timm
@@ -75,6 +76,7 @@ def _make(config: ModelConfig, image_size: int, channels: int, classes: int) -> 
         raise unknown_name("model", config.name, model_names(), where="model.name", see="steppe models")
     try:
         model = known.build(**options) if known else _from_timm(timm_name, options)
+        _forget_biases(model)
         _check_fit(model, image_size, channels, classes)
     except ConfigError:
         raise
@@ -102,6 +104,21 @@ def _from_timm(name: str, options: dict[str, Any]) -> nn.Module:
             if f"'{option}'" in str(error) and (option == "img_size" or options.get(option) == 0):
                 return _from_timm(name, {key: value for key, value in options.items() if key != option})
         raise
+
+
+def _forget_biases(model: nn.Module) -> None:
+    """Let attention look its biases up each time, in evaluation too.
+
+    timm's TinyViT and relatives keep them from the first answer on. So noise on the weights would leave them as they
+    were, and a second gradient would ask for a graph that is gone.
+    """
+    for module in model.modules():
+        if hasattr(module, "attention_bias_cache"):
+            module.get_attention_biases = MethodType(_look_up_biases, module)  # type: ignore[assignment]
+
+
+def _look_up_biases(attention: Any, device: torch.device) -> torch.Tensor:
+    return attention.attention_biases[:, attention.attention_bias_idxs]
 
 
 @torch.no_grad()

