@@ -482,7 +482,7 @@ def what_a_search_left(folder):
     return {"trials": trials, "about": about, "weights": weights, "records": records}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_within_epochs_ends_alike_however_often_it_is_killed(tmp_path, monkeypatch):
     wanted, budget = Wanted(DataConfig(name="digits"), ("mlp_8",), seed=2), Budget(60, "epochs")
     killer = Killer(monkeypatch)
