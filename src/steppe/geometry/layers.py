@@ -28,8 +28,8 @@ def _add(*terms: Tensor | None) -> Tensor | None:
 
 
 COMPILED_FOR: set[tuple[str, torch.dtype]] = set()
-"""Kinds of tensors that passes are compiled for. None by default: that takes 8 s in every process on an H200's machine,
-and what it brings is for benchmarks/hessian.py to show (its way `fused`)."""
+"""Kinds of tensors that passes are compiled for. None by default: that takes seconds in every process, and
+what it brings is for benchmarks/hessian.py to show (its way `fused`)."""
 _COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
