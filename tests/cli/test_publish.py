@@ -50,7 +50,7 @@ def test_the_page_and_the_readme(results, tmp_path):
     assert "CIFAR-100, SAM 79.12" in table
     assert "| claims that hold | that do not | undecided | not measured |" in table
     assert "| 0 | 0 | 6 | 0 |" in table
-    assert "published accuracy |" not in table  # a column that is empty in every line
+    assert "published accuracy" not in table  # a column that is empty in every line
     assert "sources.md" not in text  # there is no such page beside this one
     assert "](docs/results.md#resnet-18" in table
     first = (text, table)
@@ -98,3 +98,13 @@ def test_sources_are_named_as_such(tmp_path):
     assert "| steppe |" in text
     assert "seed 0" not in text
     assert "seed's" not in text
+
+
+def test_accuracies_in_the_readme_say_whose_they_are(tmp_path):
+    readme, folder = tmp_path / "README.md", tmp_path / "results"
+    shutil.copytree(RESULTS / "wrn", folder / "wrn")
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    assert publish(str(folder), "-o", str(tmp_path / "page.md"), "--readme", str(readme))[0].exit_code == 0
+    table = readme.read_text()
+    assert "Adam 92.3 %; SAM 96.19 %" in table
+    assert "Adam 93.07 %; SAM 95.77 %" in table

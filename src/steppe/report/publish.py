@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.config import name_source
+from steppe.config.claims import parse_labels
 from steppe.errors import RunError
 from steppe.report.numbers import MISSING, compact, duration, number, percent, whole
 from steppe.report.record import Record, dig
@@ -89,15 +90,16 @@ def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
         undecided = counts["undecided"]
         others = sum(counts.values()) - holds - fails - undecided
         cells = [cell for cell in _compared(study) if "accuracy" in str(cell.get("measure"))][:5]
-        theirs = " / ".join(_value(cell.get("value"), cell.get("unit")) for cell in cells)
-        ours = " / ".join(_measured(cell) for cell in cells)
+        named = list(zip(_cell_names(cells), cells, strict=True))
+        theirs = "; ".join(f"{name} {_value(cell.get('value'), cell.get('unit'))}".strip() for name, cell in named)
+        ours = "; ".join(f"{name} {_measured(cell)}".strip() for name, cell in named)
         if not cells and len(study.rows) <= 6:
             ours = "; ".join(f"{', '.join(row.labels.values())} {_accuracy(row.test_accuracy)}" for row in study.rows)
         link = f"[{study.title}]({page}{_anchor(study.title)})"
         rows.append((link, theirs, ours, *(str(count) for count in (holds, fails, undecided, others))))
     names = (
         "study",
-        "published accuracy",
+        "published accuracy, %",
         "our accuracy, %",
         "claims that hold",
         "that do not",
@@ -213,6 +215,13 @@ def _compared(study: StudyResults) -> list[Mapping[str, Any]]:
     """Published figures that have a counterpart here; settings of the recipe agree by construction and are left out."""
     cells = study.comparison.get("cells", [])
     return [c for c in cells if c.get("measured") is not None and not str(c.get("measure")).startswith("config.")]
+
+
+def _cell_names(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What tells each cell from the others: its labels, without those that all of them share."""
+    labels = [parse_labels(str(cell.get("measure")).partition("[")[2].removesuffix("]")) for cell in cells]
+    shared = set.intersection(*(set(each.items()) for each in labels)) if len(labels) > 1 else set()
+    return [", ".join(label for axis, label in each.items() if (axis, label) not in shared) for each in labels]
 
 
 def _measured(cell: Mapping[str, Any]) -> str:

@@ -300,8 +300,11 @@ class Training:
         self.observer.saved(self.run)
 
     def _save_is_due(self) -> bool:
-        """After every epoch, unless epochs are so short and the network so large that saving would be the work."""
-        return self.save_s < 0.1 or time.perf_counter() - self.saved_at > 10
+        """After every epoch, unless saving would be the work: then it takes at most a fiftieth of the time.
+
+        A process that is killed loses at most two minutes and the epoch it was in.
+        """
+        return self.save_s < 0.1 or time.perf_counter() - self.saved_at > min(120, max(10, 50 * self.save_s))
 
     def _restore(self) -> None:
         tree = load_checkpoint(self.run.checkpoint)
