@@ -32,9 +32,9 @@ def test_energy_adds_up_over_a_resumption_and_keeps_other_costs(tmp_path, monkey
     run.write("cost.json", {"parameters": 7})
     monkeypatch.setattr(session, "EnergyMeter", partial(EnergyMeter, gauge=Counter()))
     gpu = torch.device("cuda")
-    with pytest.raises(KeyboardInterrupt), session._count_energy(run, gpu):
+    with pytest.raises(KeyboardInterrupt), session._EnergyCount(run, gpu):
         raise KeyboardInterrupt
-    with session._count_energy(run, gpu):
+    with session._EnergyCount(run, gpu):
         pass
     found = run.read("cost.json")
     assert found["parameters"] == 7
@@ -42,12 +42,27 @@ def test_energy_adds_up_over_a_resumption_and_keeps_other_costs(tmp_path, monkey
     assert found["training_energy"]["how"] == "counter"
 
 
+def test_what_a_kill_ended_counts_up_to_the_last_checkpoint(tmp_path, monkeypatch):
+    run = create_run(tmp_path / "r", RunConfig())
+    monkeypatch.setattr(session, "EnergyMeter", partial(EnergyMeter, gauge=Counter()))
+    gpu = torch.device("cuda")
+    killed = session._EnergyCount(run, gpu).__enter__()
+    killed.saved(run)
+    killed.saved(run)
+    run.write("cost.json", run.read("cost.json") | {"parameters": 7})  # others write there meanwhile
+    with session._EnergyCount(run, gpu) as energy:
+        energy.saved(run)
+    found = run.read("cost.json")
+    assert found["training_energy"]["joules"] == 20.0
+    assert found["parameters"] == 7
+
+
 def test_without_a_count_there_is_a_reason_and_what_was_counted_stays(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     run = create_run(tmp_path / "r", RunConfig())
     run.write("cost.json", {"training_energy": {"joules": 3.0, "seconds": 1.0, "how": "power"}})
-    with session._count_energy(run, torch.device("cuda")):
+    with session._EnergyCount(run, torch.device("cuda")):
         pass
     found = run.read("cost.json")["training_energy"]
     assert found["joules"] == 3.0
@@ -56,6 +71,6 @@ def test_without_a_count_there_is_a_reason_and_what_was_counted_stays(tmp_path):
 
 def test_a_cpu_writes_nothing(tmp_path):
     run = create_run(tmp_path / "r", RunConfig())
-    with session._count_energy(run, torch.device("cpu")):
+    with session._EnergyCount(run, torch.device("cpu")):
         pass
     assert not (run.path / "cost.json").exists()

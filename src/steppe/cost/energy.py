@@ -87,18 +87,21 @@ class EnergyMeter:
             self._end.set()
             self._thread.join()
             self._thread = None
+        self.energy = self.read()
+
+    def read(self) -> Energy:
+        """What was used since the beginning."""
         seconds = time.perf_counter() - self._began
         if self._gauge is None or self._reason:
-            self.energy = Energy(None, seconds, reason=self._reason)
-        elif self._count is None:
-            self.energy = Energy(self._joules, seconds, "power")
-        else:
-            try:
-                last = self._gauge.millijoules()
-                assert last is not None
-                self.energy = Energy((last - self._count) / 1000, seconds, "counter")
-            except Exception as error:
-                self.energy = Energy(None, seconds, reason=f"the GPU does not tell its energy: {error}")
+            return Energy(None, seconds, reason=self._reason)
+        if self._count is None:
+            return Energy(self._joules, seconds, "power")
+        try:
+            last = self._gauge.millijoules()
+            assert last is not None
+            return Energy((last - self._count) / 1000, seconds, "counter")
+        except Exception as error:
+            return Energy(None, seconds, reason=f"the GPU does not tell its energy: {error}")
 
     def _sample(self, gauge: Gauge, power: float) -> None:
         """Add up trapezoids between readings, from the first power, in watts, until the end."""

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals, signal
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from steppe import models
 from steppe.config import RunConfig
-from steppe.cost import EnergyMeter
+from steppe.cost import Energy, EnergyMeter
 from steppe.data import Dataset, Keeping, as_learned, is_learned
 from steppe.errors import Interrupted, RunError, TrainingError
-from steppe.runs import Observer, Run, Status, create_run
+from steppe.runs import Observer, Run, Several, Status, create_run
 from steppe.train.distributed import Ranks, SilentRun, join
 from steppe.train.environment import describe_environment, pick_device
 from steppe.train.loop import Training
@@ -68,9 +68,9 @@ def train(
                 return run
             quick = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True)
             forked = torch.random.fork_rng(devices=[place] if place.type == "cuda" else [])
-            with forked, quick, _count_energy(run, place), _stop_requests(stop) as asked:
+            with forked, quick, _EnergyCount(run, place) as energy, _stop_requests(stop) as asked:
                 _note_environment(run, place, ranks)
-                told = observer if observer is not None and ranks.leads else Observer()
+                told = Several([energy, *([observer] if observer is not None and ranks.leads else [])])
                 with _tell_end(run, told):
                     _complete(run, config, dataset, place, told, asked, captured, keeping, ranks)
         return run
@@ -161,19 +161,33 @@ def _tell_end(run: Run, observer: Observer) -> Iterator[None]:
         observer.end(run, status)
 
 
-@contextmanager
-def _count_energy(run: Run, device: torch.device) -> Iterator[None]:
-    """Add what a GPU uses meanwhile to `training_energy` of `cost.json`; evaluating is in it, a killed part is not."""
-    if device.type != "cuda":
-        yield
-        return
-    meter = EnergyMeter(device)
-    try:
-        with meter:
-            yield
-    finally:
-        now, known = meter.energy, run.read_or_empty("cost.json")
-        before = known.get("training_energy") or {}
+class _EnergyCount(Observer):
+    """Adds what a GPU uses meanwhile to `training_energy` of `cost.json`, at every checkpoint and at the end.
+
+    Evaluating is in it; what a kill ended is, up to the last checkpoint.
+    """
+
+    def __init__(self, run: Run, device: torch.device) -> None:
+        self.run, self.meter = run, EnergyMeter(device) if device.type == "cuda" else None
+        self.before = run.read_or_empty("cost.json").get("training_energy") or {}
+
+    def __enter__(self) -> Self:
+        if self.meter:
+            self.meter.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.meter:
+            self.meter.__exit__()
+            self._write(self.meter.energy)
+
+    def saved(self, run: Run) -> None:
+        """Write what was used so far."""
+        if self.meter:
+            self._write(self.meter.read())
+
+    def _write(self, now: Energy) -> None:
+        before = self.before
         found: dict[str, Any] = {"joules": before.get("joules"), "seconds": before.get("seconds", 0.0)}
         if now.joules is None:
             found["reason"] = now.reason
@@ -181,7 +195,7 @@ def _count_energy(run: Run, device: torch.device) -> Iterator[None]:
             found["joules"] = (before.get("joules") or 0.0) + now.joules
             found |= {"seconds": found["seconds"] + now.seconds, "how": now.how}
         with suppress(RunError):  # a full disk is told by what is more important
-            run.write("cost.json", {**known, "training_energy": found})
+            self.run.write("cost.json", {**self.run.read_or_empty("cost.json"), "training_energy": found})
 
 
 def _note_environment(run: Run, device: torch.device, ranks: Ranks) -> None:
