@@ -6,7 +6,7 @@ import pytest
 
 from steppe.cli import main
 from steppe.config import StudyConfig, at_scale, plan
-from steppe.errors import ConfigError
+from steppe.errors import ConfigError, SteppeError
 from steppe.runs import Run, create_run, read_json, write_json
 from steppe.studies import compare_study, execute, find_study, read_published
 from steppe.studies.measures import read_measure
@@ -196,3 +196,14 @@ def test_the_runs_of_a_study_are_drawn_side_by_side(tmp_path, capsys):
     drawn = {path.name for path in (out / "figures").iterdir()}
     names = ("landscapes", "lambda_max", "active_neurons", "train_loss", "val_accuracy", "attention")
     assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "pdf")}
+
+
+def test_a_measure_that_fails_does_not_keep_the_others_from_being_made(tmp_path):
+    study = study_of(tmp_path, STUDY.replace("iterations = 3", "iterations = 3, top = 5"))
+    (planned,) = plan(study)
+    with pytest.raises(SteppeError, match="do not find 5 eigenvalues"):
+        execute(planned.config, tmp_path / "run", measure=study.measure)
+    run = Run(tmp_path / "run")
+    assert 0 <= read_measure(run, "robustness.corruptions.mean") <= 1
+    assert list(run.read("left_out.json")) == ["attention"]
+    assert not has_measures(run, study.measure)

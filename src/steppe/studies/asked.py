@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.config import MeasureConfig
-from steppe.errors import ConfigError, unknown_name
+from steppe.errors import ConfigError, SteppeError, unknown_name
 from steppe.evaluate.measures import MEASURES as OF_THE_TEST_SET
 from steppe.geometry.measures import MEASURES as OF_THE_WEIGHTS
 from steppe.measuring import Measure, ignore
@@ -72,18 +72,22 @@ def own_settings(measure: MeasureConfig) -> Own:
 
 
 def add_asked(subject: Subject, measure: MeasureConfig, data_root: Path, saved: Callable[[], None] = ignore) -> None:
-    """Make the measures that are not there yet.
+    """Make the measures that are not there yet. One that fails does not keep the others from being made.
 
     Args:
         subject: the run, opened for measuring.
         measure: what the study measures.
         data_root: where published corruptions lie.
         saved: called when a result, or a part of one, is written.
+
+    Raises:
+        SteppeError: the first that failed.
     """
     left_out: dict[str, Any] = {}
+    refused: dict[str, SteppeError] = {}
 
     def note(event: str, name: str, details: dict[str, Any]) -> None:
-        if event == "left_out":
+        if event == "left_out" and name not in refused:
             left_out[name] = details["reason"]
         if event in ("part", "done"):
             saved()
@@ -91,11 +95,13 @@ def add_asked(subject: Subject, measure: MeasureConfig, data_root: Path, saved: 
     for file, some in measure.asked.items():
         chosen = {name: TABLES[file][name] for name in some}
         if chosen:
-            add_results(subject, f"{file}.json", chosen, some, data_root=data_root, notify=note)
+            add_results(subject, f"{file}.json", chosen, some, data_root=data_root, refused=refused, notify=note)
     if left_out:
         asked = {name: changes for some in measure.asked.values() for name, changes in some.items()}
         rows = {name: {"reason": reason, "asked": asked[name]} for name, reason in left_out.items()}
         write_json(subject.folder / LEFT_OUT, rows)
+    for error in refused.values():
+        raise error
 
 
 def has_asked(run: Run, measure: MeasureConfig) -> bool:
