@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from steppe.config import MeasureConfig, RunConfig
-from steppe.data import Dataset, Keeping, in_order
+from steppe.data import Dataset, Keeping
 from steppe.errors import ConfigError, RunError
-from steppe.evaluate import predict
 from steppe.runs import Run, read_json, write_json
+from steppe.runs.answers import ANSWERS
 from steppe.studies.account import Account
+from steppe.studies.chosen import count_images, evaluate_chosen, time_forward
 from steppe.studies.clock import Budget, Clock
 from steppe.studies.executor import Executor, Here, Job
 from steppe.studies.front import Fitted, explain, tabulate, write_fronts, write_study
@@ -37,12 +39,13 @@ from steppe.studies.space import (
     recommended,
     to_config,
 )
-from steppe.studies.subjects import load_model
 from steppe.studies.trial import Outcome
 
 if TYPE_CHECKING:
     import optuna
 
+EVALUATE_SHARE = 0.2
+"""How much of the budget may be kept for the test images: if that is not enough, the winner is tested on some."""
 LEAST_EPOCHS = 10
 """A budget of fewer leaves nothing to choose from."""
 
@@ -87,7 +90,7 @@ class Search:
             self.about["finals_epochs"] = self.about.get("finals_epochs", 0.0) + self._epochs_of_final(earlier)
         self.executor = executor or Here(self.study, dataset, folder, str(device), keeping)
         self.clock.beat(now=True)
-        self._forward_s: dict[str, float] = {}
+        self._timed: dict[str, float] = {}
 
     # -- what is tried ------------------------------------------------------------------------------------------
 
@@ -243,7 +246,8 @@ class Search:
         if self._finished(config):
             return
         self.notify("final", config, None)
-        allowed_s = self.account.allowed_s(1.02 * self.budget.amount - self._fixed_s(config.model.name))
+        after_s = self._fixed_s(config.model.name) + self._evaluate_s(self._trials()[final["trial"]])
+        allowed_s = self.account.allowed_s(1.02 * self.budget.amount - after_s)
         self.executor.submit(Job(config, allowed_s, captured=self._captured(final[self.budget.unit])))
         for _, outcome in self.executor.wait(self.clock.beat):
             self.notify(outcome.state, config, outcome)
@@ -272,6 +276,7 @@ class Search:
             return self.budget.amount - self.account.spent
         model = best.params["model"]
         left = self.budget.amount - self.account.spent - self.account.reserve - 1.5 * self._fixed_s(model)
+        left -= self._evaluate_s(best)
         measure_s = self._measure_s(best.user_attrs["run"])
         left -= measure_s if measure_s < 0.03 * self.budget.amount else 0.0
         if self._captured(left):
@@ -287,6 +292,7 @@ class Search:
         records = Run(self.folder / config.run_id).metrics() if (self.folder / config.run_id).exists() else []
         to_go = final["seconds"] - (records[-1]["time_s"] if records else 0.0)
         needed = self.account.cost(to_go, config.model.name) + self.account.reserve
+        needed += self._evaluate_s(self._trials()[final["trial"]])
         return self.account.spent + needed <= 1.02 * self.budget.amount
 
     def _finished(self, config: RunConfig) -> bool:
@@ -299,7 +305,7 @@ class Search:
         return [Run(path.parent) for path in sorted(self.folder.glob("*/config.toml")) if not path.parent.is_symlink()]
 
     def conclude(self) -> Fitted:
-        """Choose the best run, measure its flatness if there is time, and write everything down."""
+        """Choose the best run, test it, measure its flatness if there is time, and write everything down."""
         runs = self.runs()
         rows = tabulate(runs)
         if not rows:
@@ -308,10 +314,12 @@ class Search:
             raise RunError("no trial came to its end", where=str(self.folder), mend=mend)
         by_id = {run.id: run for run in runs}
         best = by_id[rows[0]["run"]]
+        self._evaluate(best)
         self._measure(best)
+        rows = tabulate(runs)
         write_fronts(rows, self.folder)
         tried = len({tuple(sorted(t.params.items())) for t in self._known()})
-        answer = explain(rows, tried, self.budget)
+        answer = explain(best, rows, tried, self.budget)
         ordered = [by_id[row["run"]] for row in rows]
         ordered += [run for run in runs if run not in ordered]
         write_study(self.folder, ordered, self.wanted.data.name, answer, self.budget)
@@ -323,30 +331,40 @@ class Search:
             spent += self._epochs_of_final(final)
         return Fitted(self.folder, best, answer, ordered, self.clock, self.budget, spent)
 
+    def _evaluate(self, best: Run) -> None:
+        """Show it the test images, as many as there is time for; no run before it has seen any."""
+        most = math.inf
+        if self.budget.timed and "test" not in best.summary:
+            left_s = self.budget.amount - 0.7 * self.account.reserve - self.account.spent
+            most = left_s / self._forward_s(best.id)
+        evaluate_chosen(best, self.dataset, self.device, most=most, tell=lambda done: self.clock.beat())
+
     def _measure(self, best: Run) -> None:
         """Flatness of the best run, where the time allows."""
         until_s = self.budget.amount - 0.7 * self.account.reserve
-        if not self.budget.timed or self.account.spent + self._measure_s(best.id) < until_s:
-            add_measures(best, self.dataset, MeasureConfig(), device=str(self.device))
+        if self.budget.timed:
+            answered = (best.path / ANSWERS).is_file()  # if not, there was no time even for all test images
+            if not answered or self.account.spent + self._measure_s(best.id) >= until_s:
+                return
+        add_measures(best, self.dataset, MeasureConfig(), device=str(self.device))
+
+    def _evaluate_s(self, best: optuna.trial.FrozenTrial) -> float:
+        """What is kept for the evaluation of the winner; no more, however many test images there are."""
+        if not self.budget.timed:
+            return 0.0
+        needed = count_images(self.dataset) * self._forward_s(best.user_attrs["run"])
+        return min(needed, EVALUATE_SHARE * self.budget.amount)
 
     def _measure_s(self, run_id: str) -> float:
-        """What measuring a run takes: forward passes over some images for every noise, and over the test images."""
+        """What measuring flatness takes: forward passes over some images for every noise."""
         settings, count = MeasureConfig(), len(self.dataset.train)
-        passes = min(settings.noise_examples, count) * (settings.noise_draws + 1) + len(self.dataset.test)
-        if run_id not in self._forward_s:
-            self._forward_s[run_id] = self._time_forward(Run(self.folder / run_id))
-        return 1.2 * passes * self._forward_s[run_id]
+        return min(settings.noise_examples, count) * (settings.noise_draws + 1) * self._forward_s(run_id)
 
-    def _time_forward(self, run: Run) -> float:
-        """Seconds that a forward pass takes for an image, by two batches of them, of which the first warms up."""
-        model = load_model(run, self.dataset).to(self.device)
-        split = self.dataset.test.take(torch.arange(min(len(self.dataset.test), 256)))
-        seconds, began = 0.0, time.monotonic()
-        for batch in in_order(split, self.dataset, batch_size=128, device=self.device):
-            predict(model, [batch])[0].cpu()
-            now = time.monotonic()
-            seconds, began = (now - began) / len(batch[1]), now
-        return seconds
+    def _forward_s(self, run_id: str) -> float:
+        """Seconds for an image, with a fifth in hand; timed once in a session."""
+        if run_id not in self._timed:
+            self._timed[run_id] = 1.2 * time_forward(Run(self.folder / run_id), self.dataset, self.device)
+        return self._timed[run_id]
 
     def _keep_time(self, elapsed_s: float) -> None:
         """Keep the time."""
