@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from steppe.data import Dataset, as_learned, in_order, take_about
-from steppe.evaluate import measure_accuracy, predict
+from steppe.evaluate import measure_accuracy, predict, suit_batch
 from steppe.measuring import ignore, trained_loss
 from steppe.runs import Run, write_answers
 from steppe.studies.groups import answer
@@ -19,7 +19,7 @@ from steppe.studies.subjects import Subject, load_model
 from steppe.studies.trial import VAL_EXAMPLES
 
 TIMED = 256
-"""Images whose forward passes are timed, in two batches, of which the first warms up."""
+"""Images whose forward passes are timed, in two batches or more, of which the first warms up."""
 
 
 def count_images(dataset: Dataset) -> int:
@@ -71,9 +71,11 @@ def time_forward(run: Run, dataset: Dataset, device: torch.device) -> float:
     """Seconds that a forward pass takes for an image, by some of the validation images."""
     model = load_model(run, dataset).to(device)
     split = dataset.val.take(torch.arange(min(len(dataset.val), TIMED)))
-    seconds, began = 0.0, time.monotonic()
-    for batch in in_order(split, dataset, batch_size=TIMED // 2, device=device):
-        predict(model, [batch])[0].cpu()
-        now = time.monotonic()
-        seconds, began = (now - began) / len(batch[1]), now
-    return seconds
+    size = suit_batch(TIMED // 2, dataset.image_size, device)
+    ends, counts = [time.monotonic()], [0]
+    for images, labels in in_order(split, dataset, batch_size=size, device=device):
+        predict(model, [(images, labels)])[0].cpu()
+        ends.append(time.monotonic())
+        counts.append(counts[-1] + len(labels))
+    first = 1 if len(ends) > 2 else 0
+    return (ends[-1] - ends[first]) / (counts[-1] - counts[first])

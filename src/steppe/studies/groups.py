@@ -13,7 +13,7 @@ import torch
 from steppe.config import RunConfig
 from steppe.data import in_order
 from steppe.errors import RunError
-from steppe.evaluate import predict
+from steppe.evaluate import predict, suit_batch
 from steppe.measuring import ignore
 from steppe.runs import Answers, Run, find_runs, read_answers, read_json, write_answers
 from steppe.studies.subjects import Subject, open_run
@@ -63,14 +63,15 @@ def answer(subject: Subject, *, batch_size: int = 512, tell: Callable[[int], Non
 
     Args:
         subject: the model and its data.
-        batch_size: images at a time.
+        batch_size: images at a time, at the most.
         tell: takes the number of images that were begun, before each batch.
     """
-    data = subject.dataset
+    data, device = subject.dataset, subject.device
+    size = suit_batch(batch_size, data.image_size, device)
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for number, batch in enumerate(in_order(data.test, data, batch_size=batch_size, device=subject.device)):
-            tell(number * batch_size)
+        for number, batch in enumerate(in_order(data.test, data, batch_size=size, device=device)):
+            tell(number * size)
             yield batch
 
     logits, labels = predict(subject.model, batches())

@@ -100,6 +100,8 @@ def fit(
             if not search.over:
                 search.try_out()
                 search.train_winner()
+            if executor:
+                executor.close()  # Ctrl-C is ours again, and what follows may have its processors
             return search.conclude()
         except (Interrupted, KeyboardInterrupt):
             search.clock.beat(now=True)
