@@ -465,6 +465,8 @@ def test_fit_on_a_folder_of_images(tmp_path):
         (("digits", "--budget", "soon"), "'soon' is not a time"),
         (("digitz",), "did you mean 'digits'"),
         (("./nowhere/at_all",), "there is no such folder"),
+        (("./nowhere",), "there is no such folder"),
+        (("digits", "--image-size", "0"), "image_size"),
         (("digits", "--model", "resnet_tinny"), "did you mean 'resnet_tiny'"),
         (("digits", "--weights", "none.pth", "--model", "resnet_tiny"), "none.pth"),
     ],
