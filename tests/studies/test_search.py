@@ -30,7 +30,7 @@ from steppe.errors import ConfigError, RunError
 from steppe.report import print_table, summarise, write_report
 from steppe.report.record import read_record
 from steppe.runs import Run, create_run, find_runs, read_json
-from steppe.studies import chosen, trials
+from steppe.studies import chosen, space, trials
 from steppe.studies.chosen import evaluate_chosen
 from steppe.studies.clock import Budget, Clock, parse_budget, parse_seconds
 from steppe.studies.executor import Job, reporter
@@ -113,6 +113,23 @@ def test_a_search_begins_with_them(tmp_path):
     assert [point["model"] for point in first] == [*["resnet_tiny"] * 2, "vit_tiny_p2", "resnet_tiny", "vit_tiny_p2"]
     assert [search._next_trial().params for _ in first] == first
     assert "recommended" not in search._next_trial().user_attrs, "the rest is the sampler's"
+
+
+@pytest.mark.parametrize(
+    ("named", "looked_at", "kept"),
+    [
+        ((), 3, {"resnet_tiny"}),
+        (("resnet_tiny", "wrn_10_2", "vit_tiny_p2", "mixer_tiny_p2"), 4, {"resnet_tiny", "mixer_tiny_p2"}),
+    ],
+)
+def test_models_are_timed_until_two_in_a_row_are_too_slow_unless_named(tmp_path, monkeypatch, named, looked_at, kept):
+    seconds = [0.01, 1e9, 1e9, 0.01, 0.01]
+    timed = []
+    monkeypatch.setattr(space, "_time_epoch", lambda *_: timed.append(seconds[len(timed)]) or timed[-1])
+    wanted, cpu = Wanted(DataConfig(name="digits"), named), torch.device("cpu")
+    search = Search(wanted, Budget(600), tmp_path, data.load(wanted.data), cpu, None, lambda *_: None, time.monotonic())
+    assert len(timed) == looked_at
+    assert set(search.space.models) == kept
 
 
 def test_tiny_images_are_not_moved():

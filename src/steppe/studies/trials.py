@@ -15,7 +15,7 @@ from steppe.data import Dataset, Keeping
 from steppe.errors import ConfigError, RunError
 from steppe.runs import Run, read_json, write_json
 from steppe.runs.answers import ANSWERS
-from steppe.studies.account import Account
+from steppe.studies.account import SEARCH_SHARE, Account
 from steppe.studies.chosen import count_images, evaluate_chosen, time_forward
 from steppe.studies.clock import Budget, Clock
 from steppe.studies.executor import Executor, Here, Job
@@ -104,7 +104,7 @@ class Search:
             names=self.wanted.models,
             weights=weights,
             modes=modes,
-            enough=lambda: timed and self.clock.elapsed_s > 0.25 * self.budget.amount,
+            enough=self._saw_enough,
             timed=timed,
         )
         self.account.note_ready()
@@ -124,6 +124,18 @@ class Search:
             crop=self.dataset.image_size // 8,
         )
         self.about |= {"space": space.to_json(), self.budget.key("first"): first}
+
+    def _saw_enough(self, found: Sequence[Candidate]) -> bool:
+        """Whether to time no more models: a quarter of the time is over, or they have become too slow to be kept.
+
+        They come with the cheap ones first, unless somebody named them.
+        """
+        if not self.budget.timed:
+            return False
+        spent, amount = self.clock.elapsed_s, self.budget.amount
+        longest = SEARCH_SHARE * (amount - self.account.reserve - spent) / FACTOR
+        slow = len(found) > 2 and all(2 * candidate.epoch_s > longest for candidate in found[-2:])
+        return spent > 0.25 * amount or (slow and not self.wanted.models)
 
     def _check_budget(self) -> None:
         """Refuse a budget that leaves too little for trials."""
