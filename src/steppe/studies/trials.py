@@ -347,7 +347,7 @@ class Search:
         """Show it the test images, as many as there is time for; no run before it has seen any."""
         most = math.inf
         if self.budget.timed and "test" not in best.summary:
-            left_s = self.budget.amount - 0.7 * self.account.reserve - self.account.spent
+            left_s = self.budget.amount - 0.5 * self.account.reserve - self.account.spent
             most = left_s / self._forward_s(best.id)
         evaluate_chosen(best, self.dataset, self.device, most=most, tell=lambda done: self.clock.beat())
 
@@ -364,18 +364,18 @@ class Search:
         """What is kept for the evaluation of the winner; no more, however many test images there are."""
         if not self.budget.timed:
             return 0.0
-        needed = count_images(self.dataset) * self._forward_s(best.user_attrs["run"])
+        needed = 1.2 * count_images(self.dataset) * self._forward_s(best.user_attrs["run"])
         return min(needed, EVALUATE_SHARE * self.budget.amount)
 
     def _measure_s(self, run_id: str) -> float:
         """What measuring flatness takes: forward passes over some images for every noise."""
         settings, count = MeasureConfig(), len(self.dataset.train)
-        return min(settings.noise_examples, count) * (settings.noise_draws + 1) * self._forward_s(run_id)
+        return 1.2 * min(settings.noise_examples, count) * (settings.noise_draws + 1) * self._forward_s(run_id)
 
     def _forward_s(self, run_id: str) -> float:
-        """Seconds for an image, with a fifth in hand; timed once in a session."""
+        """Seconds for an image; timed once in a session."""
         if run_id not in self._timed:
-            self._timed[run_id] = 1.2 * time_forward(Run(self.folder / run_id), self.dataset, self.device)
+            self._timed[run_id] = time_forward(Run(self.folder / run_id), self.dataset, self.device)
         return self._timed[run_id]
 
     def _keep_time(self, elapsed_s: float) -> None:
