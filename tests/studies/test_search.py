@@ -615,6 +615,16 @@ def test_epochs_are_not_overspent_and_more_of_them_go_on(tmp_path):
         fit(wanted, 60, tmp_path / "f", device="cpu")
 
 
+def test_a_search_that_is_over_starts_no_cluster(tmp_path, monkeypatch):
+    wanted = Wanted(DataConfig(name="digits"), ("mlp_8",))
+    first = fit(wanted, Budget(12, "epochs"), tmp_path / "f", device="cpu")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    again = fit(wanted, Budget(12, "epochs"), tmp_path / "f", device="cpu", on_ray=True)
+    assert (again.best.id, again.answer) == (first.best.id, first.answer)
+    with pytest.raises(ConfigError, match="not installed"):
+        fit(wanted, Budget(13, "epochs"), tmp_path / "f", device="cpu", on_ray=True)
+
+
 @pytest.mark.parametrize("line", [b"{\n", b'"text"\n', b"\xff\xfe\n", b'{"op_code": 99}\n', b'{"op_code": 0}\n'])
 def test_a_damaged_journal_is_told(tmp_path, line):
     open_journal(tmp_path)
