@@ -16,6 +16,7 @@ def test_an_error_says_what_where_and_how():
 def test_nearest_names():
     assert nearest("resnet", ["ResNet", "vit"]) == ["ResNet"]
     assert "choose one of: a, b" in str(unknown_name("thing", "zzz", ["b", "a"]))
+    assert "choose one of: a, 'a, twice'" in str(unknown_name("variant", "zzz", ["a", "a, twice"]))
     told = str(unknown_name("thing", "zzz", ["b", "a"], see="steppe data"))
     assert told.endswith("choose one of: a, b. `steppe data` lists them all.")
     assert str(unknown_name("thing", "aa", ["a"], see="steppe data")).endswith("'a'? `steppe data` lists them all.")

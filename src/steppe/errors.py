@@ -89,7 +89,7 @@ def unknown_name(
     if close:
         mend = f"did you mean {' or '.join(repr(c) for c in close)}?"
     elif len(known) <= 20:
-        mend = f"choose one of: {', '.join(known)}"
+        mend = f"choose one of: {', '.join(repr(k) if ',' in k else k for k in known)}"
     else:
         mend = ""
     if see:

@@ -149,3 +149,10 @@ def test_a_decompression_bomb_is_refused(folder, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     picture(folder / "cat" / "huge.png", size=(40, 40))
     assert "cat/huge.png" in complaint(folder, image_size=8)
+
+
+def test_images_none_of_which_can_be_read_are_not_called_oblong(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_text("junk")
+    assert "2 image(s) cannot be read" in complaint(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from steppe.report import summarise
 from steppe.report.apart import accuracy_interval, difference
-from steppe.report.findings import compare, headline, supporting, tell
+from steppe.report.findings import compare, headline, pareto_front, supporting, tell
 from steppe.report.layout import lay_out
 from steppe.runs import Answers, write_answers
 
@@ -184,6 +184,21 @@ def test_nothing_finished(new_run):
     assert say(headline(summarise([new_run(status=None)]))).startswith("No run has finished yet")
     assert say(headline(summarise([new_run(values={"seed": 1}, status="failed")]))).endswith("all of them failed.")
     assert supporting(summarise([new_run(values={"seed": 2}, status=None)])) == []
+
+
+def test_trials_of_a_search_compare_by_their_validation_images(new_run):
+    def trial(name, val, time_s, test=None):
+        summary = {"val": {"accuracy": val}, "test": {"accuracy": test} if test else None, "time_s": time_s}
+        return new_run(values={"model": {"name": name}}, summary=summary)
+
+    under_way = [trial("a", 0.90, 1.0), trial("b", 0.95, 9.0), trial("c", 0.90, 2.0)]
+    rows = summarise(under_way)
+    assert say(headline(rows)) == "b leads on the validation images, at 95.0 %; none has been tested yet."
+    assert [rows[i].config.model.name for i in pareto_front(rows)] == ["a", "b"]
+    rows = summarise([*under_way, trial("d", 0.96, 20.0, test=0.80)])
+    assert [rows[i].config.model.name for i in pareto_front(rows)] == ["a", "b", "d"]
+    assert say(headline(rows)).startswith("d reaches 80.0 % test accuracy")
+    assert supporting(rows) == [], "the others were not tested"
 
 
 def test_layout_puts_models_in_panels_and_methods_in_colours(study_runs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +21,17 @@ import torch
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 from PIL import Image
+from rich.console import Console
 
 from steppe import data
 from steppe.config import DataConfig, RunConfig
+from steppe.data import Split
 from steppe.errors import ConfigError, RunError
-from steppe.report import write_report
+from steppe.report import print_table, summarise, write_report
 from steppe.report.record import read_record
 from steppe.runs import Run, create_run, find_runs, read_json
+from steppe.studies import chosen, space, trials
+from steppe.studies.chosen import evaluate_chosen
 from steppe.studies.clock import Budget, Clock, parse_budget, parse_seconds
 from steppe.studies.executor import Job, reporter
 from steppe.studies.front import explain, tabulate, write_fronts
@@ -33,8 +39,9 @@ from steppe.studies.journal import begin_trial, choose, interrupted_trials, open
 from steppe.studies.search import Wanted, fit
 from steppe.studies.space import METHODS, Space, find_models, recommended, suggest, to_config
 from steppe.studies.starts import STARTS
-from steppe.studies.trial import run_trial
+from steppe.studies.trial import VAL_EXAMPLES, run_trial
 from steppe.studies.trials import Search
+from steppe.train import train
 
 DIGITS = {"name": "digits"}
 
@@ -106,6 +113,23 @@ def test_a_search_begins_with_them(tmp_path):
     assert [point["model"] for point in first] == [*["resnet_tiny"] * 2, "vit_tiny_p2", "resnet_tiny", "vit_tiny_p2"]
     assert [search._next_trial().params for _ in first] == first
     assert "recommended" not in search._next_trial().user_attrs, "the rest is the sampler's"
+
+
+@pytest.mark.parametrize(
+    ("named", "looked_at", "kept"),
+    [
+        ((), 3, {"resnet_tiny"}),
+        (("resnet_tiny", "wrn_10_2", "vit_tiny_p2", "mixer_tiny_p2"), 4, {"resnet_tiny", "mixer_tiny_p2"}),
+    ],
+)
+def test_models_are_timed_until_two_in_a_row_are_too_slow_unless_named(tmp_path, monkeypatch, named, looked_at, kept):
+    seconds = [0.01, 1e9, 1e9, 0.01, 0.01]
+    timed = []
+    monkeypatch.setattr(space, "_time_epoch", lambda *_: timed.append(seconds[len(timed)]) or timed[-1])
+    wanted, cpu = Wanted(DataConfig(name="digits"), named), torch.device("cpu")
+    search = Search(wanted, Budget(600), tmp_path, data.load(wanted.data), cpu, None, lambda *_: None, time.monotonic())
+    assert len(timed) == looked_at
+    assert set(search.space.models) == kept
 
 
 def test_tiny_images_are_not_moved():
@@ -242,6 +266,49 @@ def test_a_finished_trial_is_an_ordinary_run_with_its_cost(tmp_path):
     assert Run(tmp_path / "r").read("cost.json")["parameters"] == 77754
 
 
+class Sealed:
+    """A store that says who looks at it."""
+
+    def __init__(self, split: Split):
+        self.shape = split.store.shape
+
+    def fetch(self, rows):
+        raise AssertionError("somebody looked")
+
+
+def test_trials_see_a_share_of_the_validation_images_and_no_test_image(tmp_path):
+    digits = data.load(DataConfig(name="digits", val_fraction=0.4))
+    count = len(digits.test)
+    sealed = replace(digits, test=Split(Sealed(digits.test), digits.test.labels, torch.arange(count)))
+    config = RunConfig.model_validate(
+        {"model": {"name": "mlp_8"}, "data": {"val_fraction": 0.4}, "budget": {"epochs": 2}}
+    )
+    assert len(digits.val) < VAL_EXAMPLES, "so many that all are taken"
+    whole = train(config, digits, tmp_path / "whole")
+    run = train(config, sealed, tmp_path / "r", val_examples=200)
+    assert "test" not in run.summary
+    assert "train" not in run.summary
+    assert 190 <= run.summary["val"]["examples"] <= 210
+    assert run.summary["val"]["accuracy"] == run.metrics()[-1]["val_accuracy"]
+    assert run.weights.read_bytes() == whole.weights.read_bytes(), "what is looked at does not change what is learned"
+    with pytest.raises(AssertionError, match="somebody looked"):
+        evaluate_chosen(run, sealed, torch.device("cpu"))
+    evaluate_chosen(run, digits, torch.device("cpu"))
+    assert run.summary["val"]["examples"] <= 210, "what it was compared by stays"
+    for name, other in (("test", "test"), ("val_all", "val")):
+        assert run.summary[name] == pytest.approx(whole.summary[other], abs=1e-6), name
+    assert run.summary["train"]["examples"] == min(VAL_EXAMPLES, len(digits.train))
+    evaluate_chosen(run, sealed, torch.device("cpu"))  # the test images are looked at once
+
+
+def test_all_trials_are_compared_by_the_same_images_of_every_class():
+    digits = data.load(DataConfig(name="digits", val_fraction=0.5))
+    shares = [data.take_about(digits.val, 100, 0).labels for _ in range(2)]
+    assert torch.equal(*shares)
+    assert (torch.bincount(shares[0]) - 10).abs().max() <= 1
+    assert data.take_about(digits.val, len(digits.val), 0) is digits.val
+
+
 def finished_run(folder: Path, name: str, val: float, test: float, time_s: float, flops: int) -> Run:
     config = RunConfig.model_validate({"model": {"name": name}, "budget": {"seconds": time_s}})
     run = create_run(folder / config.run_id, config)
@@ -266,7 +333,7 @@ def test_fronts_are_of_validation_accuracy_and_each_cost(tmp_path):
     assert [row["run"] for row in fronts["time_s"]] == [cheap.id, dear.id]
     with open(tmp_path / "pareto.csv", newline="") as file:
         assert [row["front_time_s"] for row in csv.DictReader(file)] == [str(r["front_time_s"]) for r in rows]
-    said = explain(rows, 3, Budget(60))
+    said = explain(dear, rows, 3, Budget(60))
     assert "vit_tiny_p2 under AdamW" in said
     assert "5.0 points ahead of the best other architecture" in said
     assert "95.0 %" in said
@@ -354,11 +421,15 @@ def first_finished_trial(folder: Path, limit_s: float = 60) -> None:
 def test_a_slow_forward_pass_is_not_made_when_time_is_out(tmp_path, monkeypatch):
     """The winner's flatness and its answers to thousands of test images may take longer than all of its training."""
     timed = []
-    monkeypatch.setattr(Search, "_time_forward", lambda self, run: timed.append(run.id) or 0.01)
+    monkeypatch.setattr(trials, "time_forward", lambda run, *_: timed.append(run.id) or 0.1)
+    monkeypatch.setattr(chosen, "VAL_EXAMPLES", 100)
     found = fit(Wanted(DataConfig(name="digits"), ("mlp_8",)), 15, tmp_path, device="cpu")
     assert timed
     assert not (found.best.path / "geometry.json").exists()
     assert found.best.summary["test"]["accuracy"] > 0.5
+    assert 90 <= found.best.summary["test"]["examples"] <= 110, "of 359"
+    assert "of 359 test images, which decided nothing" in found.answer
+    assert not (found.best.path / "answers.safetensors").exists()
 
 
 @pytest.mark.long
@@ -411,6 +482,8 @@ def test_fit_on_a_folder_of_images(tmp_path):
         (("digits", "--budget", "soon"), "'soon' is not a time"),
         (("digitz",), "did you mean 'digits'"),
         (("./nowhere/at_all",), "there is no such folder"),
+        (("./nowhere",), "there is no such folder"),
+        (("digits", "--image-size", "0"), "image_size"),
         (("digits", "--model", "resnet_tinny"), "did you mean 'resnet_tiny'"),
         (("digits", "--weights", "none.pth", "--model", "resnet_tiny"), "none.pth"),
     ],
@@ -506,6 +579,27 @@ def test_a_search_within_epochs_ends_alike_however_often_it_is_killed(tmp_path, 
     assert any("of" in t[4] for t in one["trials"]), "and a promotion"
 
 
+def test_only_the_chosen_run_is_tested(tmp_path, monkeypatch):
+    for module in ("trial", "chosen"):
+        monkeypatch.setattr(f"steppe.studies.{module}.VAL_EXAMPLES", 100)
+    wanted = Wanted(DataConfig(name="digits"), ("mlp_8", "mlp_16"))
+    found = fit(wanted, Budget(20, "epochs"), tmp_path / "f", device="cpu")
+    tested = [run.id for run in found.runs if "test" in run.read_or_empty("summary.json")]
+    assert tested == [found.best.id]
+    assert re.search(r"of 143 validation images \(\d+\.\d % on all\) after", found.answer)
+    assert "on the test images, which decided nothing" in found.answer
+    assert found.best.read("geometry.json"), "without a clock there is time"
+    rows = summarise([run for run in found.runs if run.finished], read_json(tmp_path / "f" / "study.json"))
+    shown = io.StringIO()
+    print_table(rows, Console(file=shown, width=160))
+    assert "Val. acc %" in shown.getvalue()
+    page = write_report(found.runs, tmp_path / "p.html", study=read_json(tmp_path / "f" / "study.json")).read_text()
+    blob = json.loads(re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.S)[1])
+    assert blob["judged"] == {"digits": "val_accuracy"}
+    on_front = {row["run"] for row in read_json(tmp_path / "f" / "pareto.json")["fronts"]["gradient_evaluations"]}
+    assert {rows[i].run_ids[0] for i in blob["fronts"]["gradient_evaluations"]["digits"]} == on_front
+
+
 def test_epochs_are_not_overspent_and_more_of_them_go_on(tmp_path):
     wanted = Wanted(DataConfig(name="digits"), ("mlp_8",))
     with pytest.raises(ConfigError, match="nothing to choose from") as caught:
@@ -519,6 +613,16 @@ def test_epochs_are_not_overspent_and_more_of_them_go_on(tmp_path):
     assert 23 < more.spent <= 24
     with pytest.raises(RunError, match="a budget of epochs, not of seconds"):
         fit(wanted, 60, tmp_path / "f", device="cpu")
+
+
+def test_a_search_that_is_over_starts_no_cluster(tmp_path, monkeypatch):
+    wanted = Wanted(DataConfig(name="digits"), ("mlp_8",))
+    first = fit(wanted, Budget(12, "epochs"), tmp_path / "f", device="cpu")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    again = fit(wanted, Budget(12, "epochs"), tmp_path / "f", device="cpu", on_ray=True)
+    assert (again.best.id, again.answer) == (first.best.id, first.answer)
+    with pytest.raises(ConfigError, match="not installed"):
+        fit(wanted, Budget(13, "epochs"), tmp_path / "f", device="cpu", on_ray=True)
 
 
 @pytest.mark.parametrize("line", [b"{\n", b'"text"\n', b"\xff\xfe\n", b'{"op_code": 99}\n', b'{"op_code": 0}\n'])

@@ -69,7 +69,7 @@ def fit(
 
     check_place(on, address)
     given = parse_budget(budget)
-    values = {"name": data} | ({"image_size": image_size} if image_size else {})
+    values = {"name": data} | ({} if image_size is None else {"image_size": image_size})
     about_data = parse(DataConfig, values, where="the command line")
     folder = out or Path("runs") / f"fit-{_slug(data)}"
 

@@ -2,7 +2,7 @@
 
 from steppe.data.augment import Augment, Draws, Normalise
 from steppe.data.corruptions import CORRUPTIONS, corrupt
-from steppe.data.dataset import Dataset, Source, Split, divide, take_fraction
+from steppe.data.dataset import Dataset, Source, Split, divide, take_about, take_fraction
 from steppe.data.evaluation import (
     VARIANTS,
     Variant,
@@ -53,5 +53,6 @@ __all__ = [
     "read_corrupted",
     "read_npz",
     "stream",
+    "take_about",
     "take_fraction",
 ]

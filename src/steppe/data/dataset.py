@@ -180,6 +180,11 @@ def take_fraction(split: Split, fraction: float, seed: int) -> Split:
     return split.take(np.sort(np.concatenate(kept)))
 
 
+def take_about(split: Split, count: int, seed: int) -> Split:
+    """About `count` images, the same share of every class and at least one, or all where there are not more."""
+    return split if len(split) <= count else take_fraction(split, count / len(split), seed)
+
+
 def _statistics(split: Split) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, from its histogram: exact, and small in memory.
 

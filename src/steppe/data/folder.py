@@ -191,9 +191,9 @@ def _stored_side(files: tuple[Path, ...], size: int | None, path: Path) -> int:
     sides = sorted(min(s) for s in sizes.elements())
     if size is not None:
         return min([size, *sides[-1:]])
-    if len(sizes) == 1 and len({*next(iter(sizes))}) == 1:
-        return sides[0]
-    middle = sides[len(sides) // 2] if sides else 32
+    if not sides or (len(sizes) == 1 and len({*next(iter(sizes))}) == 1):
+        return sides[0] if sides else 1
+    middle = sides[len(sides) // 2]
     mend = f"say which side to scale to, for example --image-size {min(224, max(16, middle // 16 * 16))}"
     what = f"the images come in {len(sizes)} sizes" if len(sizes) > 1 else "the images are not square"
     raise DataError(what, where=str(path), mend=mend)

@@ -146,7 +146,7 @@ def load(
         source = read_npz(path)
     elif path.is_dir():
         source = _read_folder(path, config, progress, keeping or Keeping())
-    elif len(path.parts) > 1:
+    elif len(path.parts) > 1 or "/" in config.name:
         raise DataError("there is no such folder or .npz file", where=str(path), mend="check the path")
     else:
         raise unknown_name("data set", config.name, DATASETS, where="data.name", see="steppe data")

@@ -9,7 +9,7 @@ from steppe.report.findings import fronts
 from steppe.report.layout import Layout
 from steppe.report.numbers import number
 from steppe.report.record import Record
-from steppe.report.sets import name_test_sets
+from steppe.report.sets import judged_by, name_test_sets, split_by_test_set
 from steppe.report.table import Row, name_row, spread
 
 COSTS = {
@@ -23,6 +23,7 @@ COSTS = {
 }
 """Cost axes of the accuracy figure, with their titles; the first is shown first."""
 
+ACCURACIES = {"test_accuracy": "Test accuracy", "val_accuracy": "Validation accuracy"}
 CURVES = {
     "val_accuracy": "Validation accuracy",
     "train_loss": "Training loss",
@@ -49,24 +50,25 @@ def figure_data(rows: Sequence[Row], records: Sequence[Record], layout: Layout) 
     """Collect what the page's script draws, as one JSON-able mapping."""
     by_id = {record.id: record for record in records}
     sets = name_test_sets(rows)
-    measures = ["test_accuracy", *COSTS, *FLATNESS]
+    measures = [*ACCURACIES, *COSTS, *FLATNESS]
     return {
         "panels": layout.panels,
         "series": layout.series,
-        "titles": COSTS | CURVES | PROGRESS | FLATNESS,
+        "titles": ACCURACIES | COSTS | CURVES | PROGRESS | FLATNESS,
         "rows": [
             {
                 "name": name_row(row, rows),
                 "panel": layout.panels.index(layout.panel_of[index]),
                 "series": layout.series.index(layout.series_of[index]),
                 "set": sets[index],
-                "seeds": row.test_accuracy.n,
+                "seeds": row.test_accuracy.n or row.val_accuracy.n,
                 "values": {name: [_round(row.stat(name).mean), _round(row.stat(name).std)] for name in measures},
                 "curve": curve([by_id[run_id] for run_id in row.run_ids]),
             }
             for index, row in enumerate(rows)
         ],
         "sets": list(dict.fromkeys(sets)),
+        "judged": {name: judged_by([rows[i] for i in own]) for name, own in split_by_test_set(rows).items()},
         "fronts": {cost: fronts(rows, cost) for cost in COSTS},
     }
 

@@ -15,7 +15,7 @@ from steppe.config import RunConfig
 from steppe.report.apart import Difference, accuracy_interval, difference
 from steppe.report.layout import Layout
 from steppe.report.numbers import duration, percent, points
-from steppe.report.sets import split_by_test_set
+from steppe.report.sets import judged_by, split_by_test_set
 from steppe.report.table import Row, Stat, name_row
 
 Sentence = list[tuple[str, bool]]
@@ -55,10 +55,15 @@ class Comparison:
 def pareto_front(rows: Sequence[Row], cost: str = "time_s") -> list[int]:
     """Find the rows that no other row beats: none is at least as accurate at no more cost, and better in one.
 
+    Args:
+        rows: of the same test images.
+        cost: the measure that counts as cost.
+
     Returns:
         The rows' positions, from the cheapest to the most accurate.
     """
-    at = [(row.stat(cost).mean, row.test_accuracy.mean) for row in rows]
+    accuracy = judged_by(rows)
+    at = [(row.stat(cost).mean, row.stat(accuracy).mean) for row in rows]
     known = [(c, a, i) for i, (c, a) in enumerate(at) if c is not None and a is not None]
     front = [
         (c, i)
@@ -139,6 +144,12 @@ def headline(rows: Sequence[Row]) -> Sentence:
             return [("There is nothing here yet", True), (": no run has begun.", False)]
         if any(row.failed for row in rows) and not any(row.unfinished for row in rows):
             return [("No run has a test result", True), (": all of them failed.", False)]
+        if tried := [row for row in rows if row.val_accuracy.mean is not None]:
+            leader = max(tried, key=lambda row: (row.val_accuracy.mean or 0.0, -_seconds(row)))
+            leads = (
+                f" leads on the validation images, at {percent(leader.val_accuracy.mean)}; none has been tested yet."
+            )
+            return [(name_row(leader, rows), True), (leads, False)]
         return [("No run has finished yet", True), (", so there is no test accuracy to compare.", False)]
     accuracy, sure = best.test_accuracy, _surely(best)
     others = [row for row in rows if row is not best and row.test_accuracy.mean is not None]

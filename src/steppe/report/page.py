@@ -100,7 +100,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         name: max((found for index in own if (found := rows[index].test_images)), default=None)
         for name, own in split_by_test_set(rows).items()
     }
-    measured = [row for row in rows if row.test_accuracy.mean is not None]
+    measured = [row for row in rows if row.test_accuracy.mean is not None or row.val_accuracy.mean is not None]
     comparisons = findings.compare(rows, layout)
     told = findings.tell(comparisons, layout.panel_word)
     subjects = find_subjects(rows, records)

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from steppe.report.sets import judged_by
 from steppe.report.table import Row, varying_axes
 
 PANELS = 6
@@ -17,13 +18,14 @@ _MARKS = "osD^vPX*<>"
 
 
 def draw_accuracy_against_cost(rows: Sequence[Row], title: str = "") -> Figure:
-    """Test accuracy over gradient evaluations, with the standard deviation over seeds.
+    """Accuracy over gradient evaluations, with the standard deviation over seeds.
 
     Args:
         rows: of a study; those without a finished run are left out.
         title: over the figure.
     """
-    rows = [row for row in rows if row.test_accuracy.mean is not None and row.gradient_evaluations.mean]
+    judged = judged_by(rows)
+    rows = [row for row in rows if row.stat(judged).mean is not None and row.gradient_evaluations.mean]
     axes = varying_axes(rows)
     panels = list(dict.fromkeys(row.labels.get(axes[0], "") for row in rows)) if len(axes) > 1 else [""]
     panels = panels if len(panels) <= PANELS else [""]
@@ -40,8 +42,8 @@ def draw_accuracy_against_cost(rows: Sequence[Row], title: str = "") -> Figure:
             place = names.index(name)
             drawn[name] = part.errorbar(
                 row.gradient_evaluations.mean or 0.0,
-                100 * (row.test_accuracy.mean or 0.0),
-                yerr=100 * (row.test_accuracy.std or 0.0),
+                100 * (row.stat(judged).mean or 0.0),
+                yerr=100 * (row.stat(judged).std or 0.0),
                 fmt=_MARKS[place % len(_MARKS)],
                 color=colormaps["tab10"](place % 10),
                 markersize=5,
@@ -54,7 +56,7 @@ def draw_accuracy_against_cost(rows: Sequence[Row], title: str = "") -> Figure:
         part.xaxis.set_major_locator(MaxNLocator(4))
         part.xaxis.set_major_formatter(EngFormatter(sep=""))
         if number == 0:
-            part.set_ylabel("test accuracy, %", fontsize=8)
+            part.set_ylabel("test accuracy, %" if judged == "test_accuracy" else "validation accuracy, %", fontsize=8)
         part.tick_params(labelsize=7)
         part.grid(alpha=0.3)
         for side in ("top", "right"):

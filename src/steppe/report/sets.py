@@ -23,6 +23,19 @@ def images_of(row: Row) -> ImageSet:
     return ImageSet(data.name, data.variance, data.test_fraction, data.split_seed)
 
 
+def judged_by(rows: Sequence[Row]) -> str:
+    """By which accuracy rows compare: on the test images; of the trials of a search, which see none, on validation's.
+
+    Args:
+        rows: of the same test images.
+
+    Returns:
+        "test_accuracy" or "val_accuracy".
+    """
+    tried = [row for row in rows if row.test_accuracy.mean is None and row.val_accuracy.mean is not None]
+    return "val_accuracy" if tried else "test_accuracy"
+
+
 def name_test_sets(rows: Sequence[Row]) -> list[str]:
     """Name the test images of every row: the data set, and where one name has several, what makes them differ."""
     sets = [images_of(row) for row in rows]

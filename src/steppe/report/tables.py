@@ -8,6 +8,7 @@ from typing import Any
 from steppe.report import findings
 from steppe.report.layout import Layout
 from steppe.report.numbers import compact, duration, loss, percent, points, whole
+from steppe.report.sets import judged_by
 from steppe.report.table import Row, Stat, label_columns
 
 _COLUMNS: list[tuple[str, str, str]] = [
@@ -32,24 +33,31 @@ def summary_table(rows: Sequence[Row]) -> dict[str, Any]:
     """The summary table: each cell with its text, what it is sorted by, its spread and the room its column needs."""
     columns = label_columns(rows)
     front = findings.unbeaten(rows, "time_s") if len(rows) > 1 else set()
-    room = {name: max((len(_show(name, row.stat(name))[1]) for row in rows), default=0) for name, _, _ in _COLUMNS}
+    measures = sorted(_COLUMNS, key=lambda column: column[0] != judged_by(rows))
+    room = {name: max((len(_show(name, row.stat(name))[1]) for row in rows), default=0) for name, _, _ in measures}
     body = []
     for index, row in enumerate(rows):
         cells: list[dict[str, Any]] = []
         for labels in columns.values():
             kind = "label long" if len(labels[index]) > 28 else "label"
             cells.append({"text": labels[index], "sort": labels[index], "kind": kind, "room": 0})
-        for name, _, _ in _COLUMNS:
+        for name, _, _ in measures:
             text, spread = _show(name, row.stat(name))
             sort = row.stat(name).mean
             cells.append({"text": text, "sort": sort, "kind": "number", "spread": spread, "room": room[name]})
         cells.insert(len(columns) + 1, {"text": _seeds(row), "sort": row.finished, "kind": "number", "room": 0})
         body.append({"cells": cells, "front": index in front})
     heads = [{"text": name, "hint": "", "kind": "text"} for name in columns]
-    heads += [{"text": text, "hint": hint, "kind": "number"} for _, text, hint in _COLUMNS]
+    heads += [{"text": text, "hint": hint, "kind": "number"} for _, text, hint in measures]
     seeds = {"text": "Seeds", "hint": "finished runs, each with its own seed", "kind": "number"}
     heads.insert(len(columns) + 1, seeds)
-    return {"heads": heads, "rows": body, "sorted": len(columns), "ordered": len({row.study for row in rows}) < 2}
+    return {
+        "heads": heads,
+        "rows": body,
+        "sorted": len(columns),
+        "ordered": len({row.study for row in rows}) < 2,
+        "by_validation": judged_by(rows) == "val_accuracy",
+    }
 
 
 def _show(name: str, stat: Stat) -> tuple[str, str]:

@@ -11,9 +11,14 @@ from rich.text import Text
 
 from steppe.report.findings import unbeaten
 from steppe.report.numbers import compact, duration, loss, percent, shorten, whole
+from steppe.report.sets import judged_by
 from steppe.report.table import Row, join_columns, label_columns
 
-_COLUMNS = ("Test acc %", "Param", "FLOPs\n/image", "Time\n/epoch", "Time", "Gradient\nevals", "Loss under\nnoise")
+_VALIDATION = "Val. acc %"
+_COLUMNS = (
+    *(_VALIDATION, "Test acc %", "Param", "FLOPs\n/image", "Time\n/epoch", "Time", "Gradient\nevals"),
+    "Loss under\nnoise",
+)
 _DROPPED_FIRST = ("Time", "FLOPs\n/image", "Param", "Time\n/epoch", "Gradient\nevals", "Loss under\nnoise")
 _GAP = 2
 _NARROWEST_LABEL = 6
@@ -23,8 +28,9 @@ _NARROWEST_NAME = 24
 def print_table(rows: Sequence[Row], console: Console) -> None:
     """Print one line a row: what it is, how accurate, what it cost, how flat; the rows of each study by themselves.
 
-    A star marks the rows that no other beats in both test accuracy and training time. A terminal that is too narrow
-    loses columns, not digits; a file gets the whole table.
+    A star marks the rows that no other beats in both accuracy and training time. The trials of a search are compared by
+    their validation accuracy, other rows by that on the test images. A terminal that is too narrow loses columns, not
+    digits; a file gets the whole table.
     """
     if not rows:
         console.print("no runs")
@@ -43,7 +49,8 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 def _print_rows(rows: Sequence[Row], console: Console) -> None:
     front = unbeaten(rows, "time_s") if len(rows) > 1 else set()
-    cells = [_cells(row, index in front) for index, row in enumerate(rows)]
+    by_validation = judged_by(rows) == "val_accuracy"
+    cells = [_cells(row, index in front, by_validation) for index, row in enumerate(rows)]
     labels = label_columns(rows)
     width = console.width
     if not console.is_terminal:
@@ -67,12 +74,17 @@ def _print_rows(rows: Sequence[Row], console: Console) -> None:
     console.print(table, crop=False)
 
 
-def _cells(row: Row, on_front: bool) -> dict[str, str]:
-    accuracy = percent(row.test_accuracy.mean, row.test_accuracy.std, unit="")
-    if row.test_accuracy.mean is None and not row.finished:
+def _cells(row: Row, on_front: bool, by_validation: bool) -> dict[str, str]:
+    judged, tested = (
+        (row.val_accuracy if by_validation else row.test_accuracy),
+        percent(row.test_accuracy.mean, unit=""),
+    )
+    accuracy = percent(judged.mean, judged.std, unit="")
+    if judged.mean is None and not row.finished:
         accuracy = "unfinished" if row.unfinished else "failed"
+    accuracy += " *" if on_front else "  "
     values = (
-        accuracy + (" *" if on_front else "  "),
+        *((accuracy, tested) if by_validation else ("", accuracy)),
         compact(row.parameters.mean),
         compact(row.flops_per_image.mean),
         duration(row.time_per_epoch_s.mean),
@@ -80,14 +92,14 @@ def _cells(row: Row, on_front: bool) -> dict[str, str]:
         whole(row.gradient_evaluations.mean),
         loss(row.noise_loss.mean, row.noise_loss.std),
     )
-    return dict(zip(_COLUMNS, values, strict=True))
+    return {name: text for name, text in zip(_COLUMNS, values, strict=True) if name != _VALIDATION or by_validation}
 
 
 def _choose_columns(
     cells: Sequence[dict[str, str]], labels: Mapping[str, Sequence[str]], width: int
 ) -> tuple[list[str], int]:
     """Leave out columns until labels have room; return the columns and the characters left for the labels."""
-    columns = list(_COLUMNS)
+    columns = list(cells[0])
     for dropped in (None, *_DROPPED_FIRST):
         columns = [name for name in columns if name != dropped]
         taken = sum(max(len(text) for c in cells for text in [c[name], *name.split("\n")]) for name in columns)
@@ -115,7 +127,7 @@ def _label_widths(labels: Mapping[str, Sequence[str]], room: int) -> dict[str, i
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    seeds = sorted({row.test_accuracy.n for row in rows if row.test_accuracy.n})
+    seeds = sorted({n for row in rows if (n := row.test_accuracy.n or row.val_accuracy.n)})
     notes = []
     if any(n > 1 for n in seeds):
         notes.append(f"± standard deviation over seeds ({' or '.join(map(str, seeds))} finished in a row)")

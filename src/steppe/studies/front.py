@@ -21,7 +21,7 @@ _FIGURES = ("val_accuracy", "val_loss", "test_accuracy", *COSTS)
 def tabulate(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """One row for each finished run, with `front_COST` true where no other is as accurate for less.
 
-    Accuracy is that of the validation images; the test images are reported and decide nothing.
+    Accuracy is that of the validation images that all trials are compared by; only the chosen run has seen others.
     """
     rows = []
     for run in runs:
@@ -34,7 +34,7 @@ def tabulate(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 **describe(run.config),
                 "val_accuracy": summary["val"]["accuracy"],
                 "val_loss": summary["val"]["loss"],
-                "test_accuracy": summary["test"]["accuracy"],
+                "test_accuracy": summary.get("test", {}).get("accuracy"),
                 "time_s": summary["time_s"],
                 "gradient_evaluations": summary["gradient_evaluations"],
                 "flops_per_image": counted.get("flops_per_image"),
@@ -77,10 +77,11 @@ def write_fronts(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     return [folder / "pareto.json", folder / "pareto.csv"]
 
 
-def explain(rows: Sequence[dict[str, Any]], tried: int, budget: Budget) -> str:
+def explain(chosen: Run, rows: Sequence[dict[str, Any]], tried: int, budget: Budget) -> str:
     """Say in one sentence which run is the best, by how much, and what the test images say of it.
 
     Args:
+        chosen: the best run, which has been tested.
         rows: from `tabulate`, the best first.
         tried: how many configurations there were.
         budget: the search's.
@@ -97,10 +98,20 @@ def explain(rows: Sequence[dict[str, Any]], tried: int, budget: Budget) -> str:
         by = f"{gap:.1f} points ahead of" if gap >= 0.05 else "as accurate as"
         ahead += f" and {by} the best other architecture, {others[0]['model']} ({cost(others[0])})"
     return (
-        f"{best['model']} under {best['training']} ({best['settings']}) reaches {best['val_accuracy']:.1%} on the "
-        f"validation images after {cost(best)} of training{ahead}; on the test images, which decided "
+        f"{best['model']} under {best['training']} ({best['settings']}) reaches {best['val_accuracy']:.1%} on "
+        f"{_images(chosen, 'val')} after {cost(best)} of training{ahead}; on {_images(chosen, 'test')}, which decided "
         f"nothing, {best['test_accuracy']:.1%}."
     ).replace("%", " %")
+
+
+def _images(run: Run, split: str) -> str:
+    """Of how many images an accuracy is, where not of all."""
+    summary, sizes = run.summary, run.read_or_empty("data.json").get("examples", {})
+    name, seen, whole = {"val": "validation"}.get(split, split), summary[split].get("examples"), sizes.get(split)
+    if seen == whole:
+        return f"the {name} images"
+    every = summary.get(f"{split}_all", {}).get("accuracy")
+    return f"{seen:,} of {whole:,} {name} images" + ("" if every is None else f" ({every:.1%} on all)")
 
 
 @dataclass(frozen=True)

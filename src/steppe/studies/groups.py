@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from steppe.config import RunConfig
 from steppe.data import in_order
 from steppe.errors import RunError
-from steppe.evaluate import predict
+from steppe.evaluate import predict, suit_batch
+from steppe.measuring import ignore
 from steppe.runs import Answers, Run, find_runs, read_answers, read_json, write_answers
 from steppe.studies.subjects import Subject, open_run
 from steppe.studies.versus import Group
@@ -57,15 +58,23 @@ def find_group(
     return Group(name, found)
 
 
-def answer(subject: Subject, *, batch_size: int = 512) -> Answers:
+def answer(subject: Subject, *, batch_size: int = 512, tell: Callable[[int], None] = ignore) -> Answers:
     """A model's answers on the test images of its data set.
 
     Args:
         subject: the model and its data.
-        batch_size: images at a time.
+        batch_size: images at a time, at the most.
+        tell: takes the number of images that were begun, before each batch.
     """
-    data = subject.dataset
-    logits, labels = predict(subject.model, in_order(data.test, data, batch_size=batch_size, device=subject.device))
+    data, device = subject.dataset, subject.device
+    size = suit_batch(batch_size, data.image_size, device)
+
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for number, batch in enumerate(in_order(data.test, data, batch_size=size, device=device)):
+            tell(number * size)
+            yield batch
+
+    logits, labels = predict(subject.model, batches())
     nll = torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")
     whole = [t.cpu().numpy().astype(np.int32) for t in (logits.argmax(1), labels)]
     return Answers(whole[0], whole[1], nll.float().cpu().numpy())

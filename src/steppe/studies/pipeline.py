@@ -148,7 +148,8 @@ def _add_basics(run: Run, dataset: Dataset, measure: MeasureConfig, device: str 
         }
         found |= {"peak_memory_mib": run.summary.get("peak_memory_mib"), "training": describe_training(run)}
         run.write("cost.json", {**run.read_or_empty("cost.json"), **found})
-        write_answers(run.path, answer(subject))
+        if not (run.path / ANSWERS).is_file():
+            write_answers(run.path, answer(subject))
         if measure.test_variances:
             shift = measure_shift(model, dataset, run.config, measure, device=place)
             run.write("shift.json", {**shift, "settings": measure.shift})

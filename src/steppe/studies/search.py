@@ -31,6 +31,8 @@ from steppe.studies.space import Wanted
 from steppe.studies.trials import Notify, Search, read_about
 from steppe.train import pick_device
 
+START_S = 10.0
+"""What Ray takes at the least to start and to have a worker ready."""
 OURS = (".lock", MARKER)
 """What a search leaves that was killed before it began."""
 
@@ -81,7 +83,7 @@ def fit(
     dataset = data.load(wanted.data, data_root, progress, keeping=keeping)
     with locked(folder, "search"), ExitStack() as opened:
         executor = None
-        if on_ray:
+        if on_ray and _has_work(budget, folder, began):
             from steppe.studies.raytrials import RayTrials
 
             executor = RayTrials(
@@ -100,6 +102,8 @@ def fit(
             if not search.over:
                 search.try_out()
                 search.train_winner()
+            if executor:
+                executor.close()  # Ctrl-C is ours again, and what follows may have its processors
             return search.conclude()
         except (Interrupted, KeyboardInterrupt):
             search.clock.beat(now=True)
@@ -110,6 +114,15 @@ def fit(
                 left = max(0.0, budget.amount - search.clock.elapsed_s)
                 what = f"stopped with {left:.0f} s of the budget left; nothing is lost"
             raise Interrupted(what, where=str(folder), mend=mend) from None
+
+
+def _has_work(budget: Budget, folder: Path, began: float) -> bool:
+    """Whether workers would have anything to do: not where a search is over, or its time is before they are ready."""
+    about = read_about(folder)
+    if "best" in about and budget.amount <= float(about.get(budget.key("budget"), 0.0)):
+        return False
+    spent_s = float(about.get("elapsed_s", 0.0)) + time.monotonic() - began
+    return not budget.timed or spent_s + START_S < budget.amount
 
 
 def _check_folder(wanted: Wanted, budget: Budget, folder: Path) -> None:

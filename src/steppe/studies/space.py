@@ -207,7 +207,7 @@ def find_models(
     names: Sequence[str] = (),
     weights: str | None = None,
     modes: Sequence[str] = (SCRATCH,),
-    enough: Callable[[], bool] = lambda: False,
+    enough: Callable[[Sequence[Candidate]], bool] = lambda found: False,
     timed: bool = True,
 ) -> list[Candidate]:
     """Find the models worth trying on these images, cheapest first, each with the time of an epoch.
@@ -218,7 +218,7 @@ def find_models(
         names: only these, where given.
         weights: what the modes other than scratch begin from; models that they do not fit are left out.
         modes: of training.
-        enough: asked between models; True ends the looking once there is one.
+        enough: asked between models, with those found so far; True ends the looking once there is one.
         timed: if not, they come in the order of the table.
 
     Raises:
@@ -227,7 +227,7 @@ def find_models(
     found: list[Candidate] = []
     problem: ConfigError | None = None
     for name in names or next(those for size, those in _BY_SIZE if dataset.image_size <= size):
-        if found and enough():
+        if found and enough(found):
             break
         values: dict[str, Any] = {"name": name}
         if weights and (mode := next((m for m in modes if m != SCRATCH), None)):

@@ -22,6 +22,9 @@ from steppe.train import train
 
 State = Literal["complete", "pruned", "late", "failed"]
 
+VAL_EXAMPLES = 1000
+"""Trials are compared by about so many validation images at most, and see no others: evaluating is not learning."""
+
 Report = Callable[[float, float], bool]
 """Told the share of the budget spent and the score so far; True gives the trial up."""
 
@@ -43,7 +46,7 @@ class Outcome:
         score: of the validation images, see `score_of`; None without an epoch.
         wall_s: seconds it took altogether.
         factor: seconds of the loop, evaluation and all, for each second of training; None where it is not known.
-        fixed_s: seconds outside the loop: building, compiling, the last evaluation.
+        fixed_s: seconds outside the loop: building, compiling, writing.
         reason: why it failed.
         val_accuracy: after its last epoch; None without one.
         gradients: that it had evaluated then.
@@ -110,6 +113,7 @@ def run_trial(
             observer=watch,
             keeping=keeping,
             stop=stop,
+            val_examples=VAL_EXAMPLES,
         )
         _count(run, dataset)
     except (GivenUp, Late) as error:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from steppe.config import MeasureConfig, RunConfig
-from steppe.data import Dataset, Keeping, in_order
+from steppe.data import Dataset, Keeping
 from steppe.errors import ConfigError, RunError
-from steppe.evaluate import predict
 from steppe.runs import Run, read_json, write_json
+from steppe.runs.answers import ANSWERS
+from steppe.studies.account import SEARCH_SHARE, Account
+from steppe.studies.chosen import count_images, evaluate_chosen, time_forward
 from steppe.studies.clock import Budget, Clock
 from steppe.studies.executor import Executor, Here, Job
 from steppe.studies.front import Fitted, explain, tabulate, write_fronts, write_study
@@ -37,14 +39,13 @@ from steppe.studies.space import (
     recommended,
     to_config,
 )
-from steppe.studies.subjects import load_model
 from steppe.studies.trial import Outcome
 
 if TYPE_CHECKING:
     import optuna
 
-SEARCH_SHARE = 0.5
-"""How much of the budget is for trials."""
+EVALUATE_SHARE = 0.2
+"""How much of the budget may be kept for the test images: if that is not enough, the winner is tested on some."""
 LEAST_EPOCHS = 10
 """A budget of fewer leaves nothing to choose from."""
 
@@ -78,67 +79,18 @@ class Search:
         self.over = "best" in self.about
         self.budget = Budget(before, budget.unit) if self.over else budget
         self.about[budget.key("budget")] = self.budget.amount
-        self.came_s = time.monotonic() - began
         self.clock = Clock(began, float(self.about.get("elapsed_s", 0.0)), self._keep_time, over=self.over)
+        came_s = time.monotonic() - began
+        self.account = Account(self.budget, self.clock, self.about, self._trials, len(dataset.train), came_s)
         if "space" not in self.about:
             self._settle()
         self.space = Space.from_json(self.about["space"])
-        self.first = float(self.about[budget.key("first")])
         self.study = open_journal(folder)
         if earlier and not budget.timed:
-            spent = self._epochs_of(self._config_of_final(earlier))
-            self.about["finals_epochs"] = self.about.get("finals_epochs", 0.0) + spent
+            self.about["finals_epochs"] = self.about.get("finals_epochs", 0.0) + self._epochs_of_final(earlier)
         self.executor = executor or Here(self.study, dataset, folder, str(device), keeping)
         self.clock.beat(now=True)
-        self._forward_s: dict[str, float] = {}
-
-    # -- what may be spent --------------------------------------------------------------------------------------
-
-    @property
-    def _spent(self) -> float:
-        """Of the budget, so far: the seconds of all sessions; or the epochs of all trials, of one under way in full."""
-        if self.budget.timed:
-            return self.clock.elapsed_s
-        trials = [t for t in self.study.get_trials(deepcopy=False) if "rung" in t.user_attrs]
-        spent = sum(float(t.user_attrs.get("epochs", self._length_of(t.user_attrs["rung"]))) for t in trials)
-        return spent + float(self.about.get("finals_epochs", 0.0))
-
-    @property
-    def _search_until(self) -> float:
-        """When the trials end: after a share of what reading the data and looking at the models has left."""
-        return self._ready + SEARCH_SHARE * max(0.0, self.budget.amount - self._reserve - self._ready)
-
-    @property
-    def _ready(self) -> float:
-        """What was spent before the first trial."""
-        return float(self.about["ready_s"]) if self.budget.timed else 0.0
-
-    @property
-    def _reserve(self) -> float:
-        """For the tables, the page, and leaving, which takes its time where coming did."""
-        return 1.0 + 0.02 * self.budget.amount + 0.25 * self.came_s if self.budget.timed else 0.0
-
-    def _allowed_s(self, spent_at_most: float) -> float:
-        """Seconds until so much is spent; without end where seconds do not count."""
-        return spent_at_most - self._spent if self.budget.timed else math.inf
-
-    def _length_of(self, rung: int) -> float:
-        """The budget of a trial."""
-        return self.first * FACTOR**rung
-
-    def _epochs_of(self, config: RunConfig) -> float:
-        """The epochs of gradients that a run has had."""
-        folder = self.folder / config.run_id
-        records = Run(folder).metrics() if (folder / "config.toml").exists() else []
-        return self._to_epochs(config, records[-1]["gradient_evaluations"]) if records else 0.0
-
-    def _to_epochs(self, config: RunConfig, gradients: float) -> float:
-        return gradients / self._steps(config.batch_size)
-
-    def _steps(self, batch_size: int) -> int:
-        """Steps in an epoch."""
-        count = len(self.dataset.train)
-        return count // min(batch_size, count)
+        self._timed: dict[str, float] = {}
 
     # -- what is tried ------------------------------------------------------------------------------------------
 
@@ -152,16 +104,16 @@ class Search:
             names=self.wanted.models,
             weights=weights,
             modes=modes,
-            enough=lambda: timed and self.clock.elapsed_s > 0.25 * self.budget.amount,
+            enough=self._saw_enough,
             timed=timed,
         )
-        self.about["ready_s"] = round(self.clock.elapsed_s, 2)
+        self.account.note_ready()
         self._check_budget()
-        length = self._search_until - self._ready
+        length = self.account.for_trials
         kept = [c for c in candidates if 2 * c.epoch_s <= length / FACTOR] or candidates[:1]
         epoch = kept[0].epoch_s if timed else 1.0
         first = min(max(4 * epoch, length / 150), length / 24)
-        self.first = float(f"{first if timed else max(1.0, first):.2g}")
+        first = float(f"{first if timed else max(1.0, first):.2g}")
         images = len(self.dataset.train)
         sizes = tuple(size for size in (32, 64, 128, 256) if size <= max(32, images // 8))
         space = Space(
@@ -171,11 +123,23 @@ class Search:
             batch_sizes=sizes if self.device.type == "cpu" else (*sizes, *(512,) * (images >= 4096)),
             crop=self.dataset.image_size // 8,
         )
-        self.about |= {"space": space.to_json(), self.budget.key("first"): self.first}
+        self.about |= {"space": space.to_json(), self.budget.key("first"): first}
+
+    def _saw_enough(self, found: Sequence[Candidate]) -> bool:
+        """Whether to time no more models: a quarter of the time is over, or they have become too slow to be kept.
+
+        They come with the cheap ones first, unless somebody named them.
+        """
+        if not self.budget.timed:
+            return False
+        spent, amount = self.clock.elapsed_s, self.budget.amount
+        longest = SEARCH_SHARE * (amount - self.account.reserve - spent) / FACTOR
+        slow = len(found) > 2 and all(2 * candidate.epoch_s > longest for candidate in found[-2:])
+        return spent > 0.25 * amount or (slow and not self.wanted.models)
 
     def _check_budget(self) -> None:
         """Refuse a budget that leaves too little for trials."""
-        length = self._search_until - self._ready
+        length = self.account.for_trials
         what, least = "", f"{LEAST_EPOCHS}epochs"
         if not self.budget.timed and self.budget.amount < LEAST_EPOCHS:
             what = f"a budget of {self.budget} leaves nothing to choose from"
@@ -186,26 +150,23 @@ class Search:
         if what:
             raise ConfigError(what, where="--budget", mend=f"give at least --budget {least}")
 
-    def _top_rung(self) -> int:
-        rung = 0
-        while self._length_of(rung + 1) <= (self._search_until - self._ready) / FACTOR:
-            rung += 1
-        return rung
-
     def try_out(self) -> None:
         """Run trials while their part of the budget lasts, as many at a time as there is room for."""
         if "final" in self.about:
             return
-        can_begin = self._has_room(self.budget.amount - self._reserve)
-        if not self.study.get_trials(deepcopy=False):  # what it took until somebody could begin is no trial's cost
-            self.about["ready_s"] = round(self.clock.elapsed_s, 2)
+        can_begin = self._has_room(self.budget.amount - self.account.reserve)
+        if not self._trials():  # what it took until somebody could begin is no trial's cost
+            self.account.note_ready()
             self._check_budget()
         if not can_begin:
             return
         running: dict[int, optuna.Trial] = {}
         again = interrupted_trials(self.study)
         while True:
-            while self._has_room(self._search_until) and (trial := again.pop(0) if again else self._next_trial()):
+            while self._has_room(self.account.search_until):
+                trial = again.pop(0) if again else self._next_trial()
+                if trial is None:
+                    break
                 running[trial._trial_id] = trial
                 self._begin(trial)
             if not running:
@@ -216,44 +177,47 @@ class Search:
 
     def _has_room(self, spent_at_most: float) -> bool:
         """Whether another run can be begun, now or before so much is spent."""
-        return self.executor.has_room(self.clock.beat, self._allowed_s(spent_at_most))
+        return self.executor.has_room(self.clock.beat, self.account.allowed_s(spent_at_most))
 
     def _next_trial(self) -> optuna.Trial | None:
         """The next configuration and its rung, or None when the budget would not suffice, or nothing works."""
-        trials, known = self.study.get_trials(deepcopy=False), self._known()
-        promoted = to_promote(trials, self._top_rung())
+        account, known = self.account, self._known()
+        promoted = to_promote(self._trials(), account.top_rung())
         rung = promoted.user_attrs["rung"] + 1 if promoted else 0
-        end = self._spent + self._cost(self._length_of(rung))
-        if (known and end > self._search_until) or (len(known) >= 10 and not any(map(is_complete, known))):
+        end = account.spent + account.cost(account.length_of(rung))
+        if (known and end > account.search_until) or (len(known) >= 10 and not any(map(is_complete, known))):
             return None
-        if not known and self._spent > self._search_until:
+        if not known and account.spent > account.search_until:
             return None
         point = None if promoted else self._next_recommended()
         chosen = promoted or choose(self.study, self.space, self.wanted.seed, point)
-        about: dict[str, Any] = {"rung": rung, "run": self._config(chosen.params, self._length_of(rung)).run_id}
+        about: dict[str, Any] = {"rung": rung, "run": self._config(chosen.params, account.length_of(rung)).run_id}
         about |= ({"of": promoted.number} if promoted else {}) | ({"recommended": True} if point else {})
         return begin_trial(self.study, chosen, about)
 
     def _next_recommended(self) -> dict[str, Any] | None:
         """What is not left to the sampler yet."""
-        before = sum("recommended" in t.user_attrs for t in self.study.get_trials(deepcopy=False))
+        before = sum("recommended" in t.user_attrs for t in self._trials())
         return next(iter(recommended(self.space)[before:]), None)
 
+    def _trials(self) -> list[optuna.trial.FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
     def _known(self) -> list[optuna.trial.FrozenTrial]:
-        return [t for t in self.study.get_trials(deepcopy=False) if t.state.is_finished() and "rung" in t.user_attrs]
+        return [t for t in self._trials() if t.state.is_finished() and "rung" in t.user_attrs]
 
     def _config(self, point: dict[str, Any], length: float) -> RunConfig:
         values = self.wanted.to_json()["data"]
         budget = {"seconds": length}
         if not self.budget.timed:
-            budget = {"gradient_evaluations": max(2, int(length * self._steps(point["batch_size"])))}
+            budget = {"gradient_evaluations": max(2, int(length * self.account.steps(point["batch_size"])))}
         return to_config(point, self.space, data=values, seed=self.wanted.seed, budget=budget)
 
     def _begin(self, trial: optuna.Trial) -> None:
         rung = trial.user_attrs["rung"]
-        config = self._config(trial.params, self._length_of(rung))
+        config = self._config(trial.params, self.account.length_of(rung))
         self.notify("start", config, None)
-        allowed_s = self._allowed_s(self.budget.amount - self._reserve)
+        allowed_s = self.account.allowed_s(self.budget.amount - self.account.reserve)
         self.executor.submit(Job(config, allowed_s, trial._trial_id, rung))
 
     def _end(self, trial: optuna.Trial, job: Job, outcome: Outcome) -> None:
@@ -262,24 +226,12 @@ class Search:
 
         if outcome.factor is not None:
             trial.set_user_attr("cost", [outcome.factor, outcome.fixed_s])
-        trial.set_user_attr("epochs", self._to_epochs(job.config, outcome.gradients))
+        trial.set_user_attr("epochs", self.account.to_epochs(job.config, outcome.gradients))
         states = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
         state = states.get(outcome.state, optuna.trial.TrialState.FAIL)
         self.study.tell(trial, outcome.score if state == optuna.trial.TrialState.COMPLETE else None, state)
         self.clock.beat(now=True)
         self.notify(outcome.state, job.config, outcome)
-
-    def _costs(self, model: str | None = None) -> tuple[float, float] | None:
-        """Of the slowest trial so far: seconds of the loop for each of training, and seconds outside of the loop."""
-        found = [
-            t.user_attrs["cost"] for t in self._known() if "cost" in t.user_attrs and model in (None, t.params["model"])
-        ]
-        return (max(f for f, _ in found), max(s for _, s in found)) if found else None
-
-    def _cost(self, length: float, model: str | None = None) -> float:
-        """What a run of so many seconds, or epochs, of training takes of the budget altogether."""
-        factor, fixed_s = self._costs(model) or self._costs() or (1.3, 0.5)
-        return length * factor + fixed_s if self.budget.timed else length
 
     # -- the winner ---------------------------------------------------------------------------------------------
 
@@ -288,7 +240,7 @@ class Search:
         final = self.about.get("final")
         if final and self._finished(self._config_of_final(final)):
             return
-        if not self._has_room(self.budget.amount - self._reserve):
+        if not self._has_room(self.budget.amount - self.account.reserve):
             return
         if final and not self._can_go_on(final):
             final = None
@@ -297,7 +249,7 @@ class Search:
             if best is None:
                 return
             length = self._final_length(best)
-            if length < 0.5 * self._length_of(best.user_attrs["rung"]) or length < 0.5:
+            if length < 0.5 * self.account.length_of(best.user_attrs["rung"]) or length < 0.5:
                 return
             final = {"trial": best.number, self.budget.unit: length}
             self.about["final"] = final
@@ -306,7 +258,8 @@ class Search:
         if self._finished(config):
             return
         self.notify("final", config, None)
-        allowed_s = self._allowed_s(1.02 * self.budget.amount - self._fixed_s(config.model.name))
+        after_s = self._fixed_s(config.model.name) + self._evaluate_s(self._trials()[final["trial"]])
+        allowed_s = self.account.allowed_s(1.02 * self.budget.amount - after_s)
         self.executor.submit(Job(config, allowed_s, captured=self._captured(final[self.budget.unit])))
         for _, outcome in self.executor.wait(self.clock.beat):
             self.notify(outcome.state, config, outcome)
@@ -316,27 +269,31 @@ class Search:
         return max(filter(is_complete, self._known()), key=lambda t: (t.user_attrs["rung"], t.value), default=None)
 
     def _config_of_final(self, final: dict[str, Any]) -> RunConfig:
-        trial = self.study.get_trials(deepcopy=False)[final["trial"]]
-        return self._config(trial.params, final[self.budget.unit])
+        return self._config(self._trials()[final["trial"]].params, final[self.budget.unit])
+
+    def _epochs_of_final(self, final: dict[str, Any]) -> float:
+        folder = self.folder / self._config_of_final(final).run_id
+        return self.account.epochs_of(Run(folder)) if (folder / "config.toml").exists() else 0.0
 
     def _captured(self, length: float) -> bool:
         """Compiling pays in a long training; every trial would pay for it again."""
         return self.device.type == "cuda" and (length >= 300 or not self.budget.timed)
 
     def _fixed_s(self, model: str) -> float:
-        return (self._costs(model) or (1.3, 1.0))[1]
+        return (self.account.costs(model) or (1.3, 1.0))[1]
 
     def _final_length(self, best: optuna.trial.FrozenTrial) -> float:
         """Seconds of training that fit into what is left, with what goes along with them; or the epochs left."""
         if not self.budget.timed:
-            return self.budget.amount - self._spent
+            return self.budget.amount - self.account.spent
         model = best.params["model"]
-        left = self.budget.amount - self._spent - self._reserve - 1.5 * self._fixed_s(model)
+        left = self.budget.amount - self.account.spent - self.account.reserve - 1.5 * self._fixed_s(model)
+        left -= self._evaluate_s(best)
         measure_s = self._measure_s(best.user_attrs["run"])
         left -= measure_s if measure_s < 0.03 * self.budget.amount else 0.0
         if self._captured(left):
             left -= 60.0
-        factor, _ = self._costs(model) or (1.3, 1.0)
+        factor, _ = self.account.costs(model) or (1.3, 1.0)
         return float(f"{max(0.0, left) / (1.03 * factor):.3g}")
 
     def _can_go_on(self, final: dict[str, Any]) -> bool:
@@ -346,8 +303,9 @@ class Search:
             return True
         records = Run(self.folder / config.run_id).metrics() if (self.folder / config.run_id).exists() else []
         to_go = final["seconds"] - (records[-1]["time_s"] if records else 0.0)
-        needed = self._cost(to_go, config.model.name) + self._reserve
-        return self._spent + needed <= 1.02 * self.budget.amount
+        needed = self.account.cost(to_go, config.model.name) + self.account.reserve
+        needed += self._evaluate_s(self._trials()[final["trial"]])
+        return self.account.spent + needed <= 1.02 * self.budget.amount
 
     def _finished(self, config: RunConfig) -> bool:
         return (self.folder / config.run_id / "config.toml").exists() and Run(self.folder / config.run_id).finished
@@ -359,7 +317,7 @@ class Search:
         return [Run(path.parent) for path in sorted(self.folder.glob("*/config.toml")) if not path.parent.is_symlink()]
 
     def conclude(self) -> Fitted:
-        """Choose the best run, measure its flatness if there is time, and write everything down."""
+        """Choose the best run, test it, measure its flatness if there is time, and write everything down."""
         runs = self.runs()
         rows = tabulate(runs)
         if not rows:
@@ -368,45 +326,57 @@ class Search:
             raise RunError("no trial came to its end", where=str(self.folder), mend=mend)
         by_id = {run.id: run for run in runs}
         best = by_id[rows[0]["run"]]
+        self._evaluate(best)
         self._measure(best)
+        rows = tabulate(runs)
         write_fronts(rows, self.folder)
         tried = len({tuple(sorted(t.params.items())) for t in self._known()})
-        answer = explain(rows, tried, self.budget)
+        answer = explain(best, rows, tried, self.budget)
         ordered = [by_id[row["run"]] for row in rows]
         ordered += [run for run in runs if run not in ordered]
         write_study(self.folder, ordered, self.wanted.data.name, answer, self.budget)
         self.about |= {"best": best.id, "answer": answer}
         self.clock.beat(now=True)
         final = self.about.get("final")
-        spent = self._spent + (
-            self._epochs_of(self._config_of_final(final)) if final and not self.budget.timed else 0.0
-        )
+        spent = self.account.spent
+        if final and not self.budget.timed:
+            spent += self._epochs_of_final(final)
         return Fitted(self.folder, best, answer, ordered, self.clock, self.budget, spent)
+
+    def _evaluate(self, best: Run) -> None:
+        """Show it the test images, as many as there is time for; no run before it has seen any."""
+        most = math.inf
+        if self.budget.timed and "test" not in best.summary:
+            left_s = self.budget.amount - 0.5 * self.account.reserve - self.account.spent
+            most = left_s / self._forward_s(best.id)
+        evaluate_chosen(best, self.dataset, self.device, most=most, tell=lambda done: self.clock.beat())
 
     def _measure(self, best: Run) -> None:
         """Flatness of the best run, where the time allows."""
-        until_s = self.budget.amount - 0.7 * self._reserve
-        if not self.budget.timed or self._spent + self._measure_s(best.id) < until_s:
-            add_measures(best, self.dataset, MeasureConfig(), device=str(self.device))
+        until_s = self.budget.amount - 0.7 * self.account.reserve
+        if self.budget.timed:
+            answered = (best.path / ANSWERS).is_file()  # if not, there was no time even for all test images
+            if not answered or self.account.spent + self._measure_s(best.id) >= until_s:
+                return
+        add_measures(best, self.dataset, MeasureConfig(), device=str(self.device))
+
+    def _evaluate_s(self, best: optuna.trial.FrozenTrial) -> float:
+        """What is kept for the evaluation of the winner; no more, however many test images there are."""
+        if not self.budget.timed:
+            return 0.0
+        needed = 1.2 * count_images(self.dataset) * self._forward_s(best.user_attrs["run"])
+        return min(needed, EVALUATE_SHARE * self.budget.amount)
 
     def _measure_s(self, run_id: str) -> float:
-        """What measuring a run takes: forward passes over some images for every noise, and over the test images."""
+        """What measuring flatness takes: forward passes over some images for every noise."""
         settings, count = MeasureConfig(), len(self.dataset.train)
-        passes = min(settings.noise_examples, count) * (settings.noise_draws + 1) + len(self.dataset.test)
-        if run_id not in self._forward_s:
-            self._forward_s[run_id] = self._time_forward(Run(self.folder / run_id))
-        return 1.2 * passes * self._forward_s[run_id]
+        return 1.2 * min(settings.noise_examples, count) * (settings.noise_draws + 1) * self._forward_s(run_id)
 
-    def _time_forward(self, run: Run) -> float:
-        """Seconds that a forward pass takes for an image, by two batches of them, of which the first warms up."""
-        model = load_model(run, self.dataset).to(self.device)
-        split = self.dataset.test.take(torch.arange(min(len(self.dataset.test), 256)))
-        seconds, began = 0.0, time.monotonic()
-        for batch in in_order(split, self.dataset, batch_size=128, device=self.device):
-            predict(model, [batch])[0].cpu()
-            now = time.monotonic()
-            seconds, began = (now - began) / len(batch[1]), now
-        return seconds
+    def _forward_s(self, run_id: str) -> float:
+        """Seconds for an image; timed once in a session."""
+        if run_id not in self._timed:
+            self._timed[run_id] = time_forward(Run(self.folder / run_id), self.dataset, self.device)
+        return self._timed[run_id]
 
     def _keep_time(self, elapsed_s: float) -> None:
         """Keep the time."""

@@ -19,7 +19,7 @@ from torch import nn
 
 from steppe.config import RunConfig, derive_seed
 from steppe.cost import training_speed
-from steppe.data import Dataset, Keeping, Loader, Split
+from steppe.data import Dataset, Keeping, Loader, Split, take_about
 from steppe.errors import Interrupted, RunError, TrainingError
 from steppe.evaluate import measure_accuracy
 from steppe.measuring import ignore
@@ -55,12 +55,15 @@ class Training:
         keeping: Keeping | None = None,
         ranks: Ranks | None = None,
         parts: int = 1,
+        val_examples: int | None = None,
     ) -> None:
         """Build everything, and go on from the checkpoint where there is one."""
         self.run, self.config, self.dataset, self.device = run, config, dataset, device
         self.ranks = ranks or Ranks()
         self.observer, self.stop = observer, stop
         self.keeping = keeping or Keeping()
+        self.brief = val_examples is not None
+        self.val = take_about(dataset.val, val_examples or len(dataset.val), config.data.split_seed)
         self.loader = Loader(
             dataset,
             batch_size=config.batch_size,
@@ -197,7 +200,7 @@ class Training:
     def _record_epoch(self) -> None:
         classifies = self.stage.config.objective.name != "contrastive"
         with self._evaluated():
-            val = self._measure(self.dataset.val) if classifies else self._measure_contrast()
+            val = self._measure(self.val) if classifies else self._measure_contrast()
         if not math.isfinite(val["loss"]):
             self._raise_diverged(self.steps)
         train_loss, train_accuracy = self.tally.take()
@@ -224,9 +227,7 @@ class Training:
         """Inside, the model has the weights that count: unperturbed, and averaged where an average is kept."""
         self.ranks.share_buffers(self.model)
         with self.minimizer.unperturbed(), self.average.in_place() if self.average else nullcontext():
-            if (
-                self.average or self.stage.config.minimizer.name == "msam"
-            ):  # their BatchNorm statistics are of other weights
+            if self.average or self.stage.config.minimizer.name == "msam":  # BatchNorm knows other weights' statistics
                 torch.manual_seed(derive_seed(self.config.seed, "statistics", self.steps))
                 some = (self.loader.batch(0, index)[0] for index in range(min(20, len(self.loader))))
                 with torch.no_grad():
@@ -246,7 +247,7 @@ class Training:
         assert temperature is not None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             where = {"device": self.device, "batch_size": size, "temperature": temperature}
-            loss = measure_contrast(self.model, self.dataset.val, self.dataset, **where)  # type: ignore[arg-type]
+            loss = measure_contrast(self.model, self.val, self.dataset, **where)  # type: ignore[arg-type]
         return {"loss": loss, "accuracy": None}
 
     # -- the budget ---------------------------------------------------------------------------------------------
@@ -353,7 +354,13 @@ class Training:
         )
 
     def _measure_splits(self) -> dict[str, Any]:
-        """The final evaluation. Ctrl-C is met after a batch; among several processes, after a split."""
+        """The final evaluation. Ctrl-C is met after a batch; among several processes, after a split.
+
+        A brief one repeats what the last epoch found.
+        """
+        if self.brief:
+            last = self.run.metrics()[-1]
+            return {"val": {**{k: last[f"val_{k}"] for k in ("loss", "accuracy")}, "examples": len(self.val)}}
         splits = {"train": self.dataset.train, "val": self.dataset.val, "test": self.dataset.test}
         total, found, before = sum(map(len, splits.values())), {}, 0
 

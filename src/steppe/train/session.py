@@ -39,6 +39,7 @@ def train(
     keeping: Keeping | None = None,
     sharded: bool = False,
     stop: threading.Event | None = None,
+    val_examples: int | None = None,
 ) -> Run:
     """Train one model and leave a run folder; go on where an earlier call was stopped.
 
@@ -53,6 +54,9 @@ def train(
         sharded: among the processes that torchrun started, cut the model into shards (FSDP2) instead of copying it.
         stop: set by Ctrl-C or SIGTERM; for a caller that has more to do, and must know of a request that came when
             this run was about to end.
+        val_examples: judge the run by about so many of its validation images at most, the same for every run on these
+            data, and by nothing else: of many runs that are compared, only one is to see the test images. By default
+            all validation images are taken after every epoch, and all images of every split at the end.
 
     Raises:
         RunError: the folder belongs to another configuration or data, is in use, or cannot be written.
@@ -72,7 +76,7 @@ def train(
                 _note_environment(run, place, ranks)
                 told = Several([energy, *([observer] if observer is not None and ranks.leads else [])])
                 with _tell_end(run, told):
-                    _complete(run, config, dataset, place, told, asked, captured, keeping, ranks)
+                    _complete(run, config, dataset, place, told, asked, captured, keeping, ranks, val_examples)
         return run
 
 
@@ -103,6 +107,7 @@ def _complete(
     captured: bool,
     keeping: Keeping | None,
     ranks: Ranks,
+    val_examples: int | None,
     parts: int = 1,
 ) -> None:
     """Train to the end; a captured step that does not fit into memory is recorded anew in twice as many parts."""
@@ -110,7 +115,9 @@ def _complete(
     threads = torch.get_num_threads()
     training, ran_out = None, False
     try:
-        training = Training(run, config, dataset, device, observer, stop, captured, keeping, ranks, parts)
+        training = Training(
+            *(run, config, dataset, device, observer, stop, captured, keeping, ranks, parts), val_examples=val_examples
+        )
         training.complete()
         return
     except TrainingError as error:
@@ -145,7 +152,7 @@ def _complete(
         captured, how = False, "with eager steps,"
     why = "memory ran out" if ran_out else "the step cannot be captured here"
     observer.say(f"{why}: going on {how} from the last checkpoint")
-    _complete(run, config, dataset, device, observer, stop, captured, keeping, ranks, parts)
+    _complete(run, config, dataset, device, observer, stop, captured, keeping, ranks, val_examples, parts)
 
 
 @contextmanager

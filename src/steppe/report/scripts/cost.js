@@ -13,8 +13,9 @@ function drawCost() {
   const hour = priceOfAnHour();
   $("#price").hidden = cost !== "price";
   const spent = (row) => (cost === "price" && hour ? row.values.time_s.map((s) => (s === null ? null : (s / 3600) * hour)) : row.values[cost]);
-  const points = visible().filter((row) => row.set === set && spent(row)[0] !== null && row.values.test_accuracy[0] !== null);
-  const at = (row) => [spent(row)[0], 100 * row.values.test_accuracy[0]];
+  const judged = data.judged[set]; // the trials of a search have no test accuracy
+  const points = visible().filter((row) => row.set === set && spent(row)[0] !== null && row.values[judged][0] !== null);
+  const at = (row) => [spent(row)[0], 100 * row.values[judged][0]];
   const fronts = data.fronts[cost === "price" && hour ? "time_s" : cost][set] ?? [];
   const front = fronts.map((index) => data.rows[index]).filter((row) => points.includes(row));
   trimLegend(plot, data.rows.filter((row) => row.set === set));
@@ -34,8 +35,8 @@ function drawCost() {
     const bar = (std, strength) => ({ type: "data", array: [std || 0], visible: Boolean(std), width: 0, thickness: 1.5, color: colour(hue(row.series), strength) });
     traces.push({
       x: [at(row)[0]], y: [at(row)[1]], mode: "markers", hoverinfo: "text",
-      error_y: bar(100 * (row.values.test_accuracy[1] || 0), 0.55), error_x: bar(spent(row)[1], 0.55),
-      hovertext: [`<b>${escape(cut(row.name, 60))}</b><br>test ${withSpread(row, "test_accuracy")}<br>${escape(data.titles[cost].toLowerCase())} ${digits(spent(row)[0])}${spent(row)[1] ? ` ± ${digits(spent(row)[1])}` : ""}<br>${row.seeds} seed${row.seeds === 1 ? "" : "s"}${best ? "<br>on the Pareto front" : ""}`],
+      error_y: bar(100 * (row.values[judged][1] || 0), 0.55), error_x: bar(spent(row)[1], 0.55),
+      hovertext: [`<b>${escape(cut(row.name, 60))}</b><br>${judged === "val_accuracy" ? `validation ${withSpread(row, judged)}<br>` : ""}${row.values.test_accuracy[0] === null ? "" : `test ${withSpread(row, "test_accuracy")}<br>`}${escape(data.titles[cost].toLowerCase())} ${digits(spent(row)[0])}${spent(row)[1] ? ` ± ${digits(spent(row)[1])}` : ""}<br>${row.seeds} seed${row.seeds === 1 ? "" : "s"}${best ? "<br>on the Pareto front" : ""}`],
       marker: {
         size: (best ? 13 : 10) + (row.panel % 8 === 3 ? 2 : 0), symbol: SYMBOLS[row.panel % 8] + open(row.series), color: colour(hue(row.series), best ? 1 : 0.75),
         line: { width: best || open(row.series) ? 2 : 1, color: colour(best ? "ink" : open(row.series) ? hue(row.series) : "paper") },
@@ -45,10 +46,10 @@ function drawCost() {
   const costs = points.map((row) => at(row)[0]);
   if (suitsLog(costs)) Object.assign(layout.xaxis, logAxis(costs));
   layout.xaxis.title.text = escape(data.titles[cost]);
-  layout.yaxis.title.text = onPhone() ? "" : "Test accuracy, %";
+  layout.yaxis.title.text = onPhone() ? "" : `${escape(data.titles[judged])}, %`;
   layout.yaxis.ticksuffix = onPhone() ? " %" : "";
   layout.margin.t = 34;
-  const edges = points.flatMap((row) => [-1, 1].map((sign) => at(row)[1] + sign * 100 * (row.values.test_accuracy[1] || 0)));
+  const edges = points.flatMap((row) => [-1, 1].map((sign) => at(row)[1] + sign * 100 * (row.values[judged][1] || 0)));
   layout.annotations = nameFront(front.map((row) => ({ row, x: at(row)[0], y: at(row)[1] })), costs, edges, plot, layout);
   draw(plot, traces, layout);
 }
