@@ -12,9 +12,11 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from steppe.config import RunConfig
+from steppe import data
+from steppe.config import DataConfig, RunConfig
+from steppe.config.run import MINIMIZER_DEFAULTS
 from steppe.errors import Interrupted, RunError
-from steppe.models import weights_sha256
+from steppe.models import build, weights_sha256
 from steppe.models.weights import state_sha256
 from steppe.runs import Observer, Run
 from steppe.train import train
@@ -135,3 +137,34 @@ def test_a_run_from_scratch_has_no_digest(digits, tmp_path):
     config = make_config("x").model_copy(update={"model": RunConfig().model.model_copy(update={"name": "resnet_tiny"})})
     run = train(config, digits, tmp_path / "r")
     assert "weights_sha256" not in run.read("data.json")
+
+
+NO_NORMS = ("samon", "frozen")
+"""It perturbs norms, and a head has none."""
+
+
+@pytest.fixture(scope="module")
+def few():
+    return data.load(DataConfig(fraction=0.1))
+
+
+@pytest.mark.parametrize(
+    ("minimizer", "mode"),
+    [(name, mode) for name in MINIMIZER_DEFAULTS for mode in ("finetune", "frozen") if (name, mode) != NO_NORMS],
+)
+def test_every_minimizer_leaves_a_head_of_zeros(few, tmp_path, minimizer, mode):
+    """At first no gradient reaches the network below the head, so norms are zero that are divided by."""
+    made = RunConfig.model_validate({"model": {"name": "resnet_tiny"}}).model
+    start = build(made, image_size=8, channels=1, classes=3).state_dict()
+    save_weights(tmp_path / "start.safetensors", start)
+    values = make_config(tmp_path / "start.safetensors").model_dump(exclude={"minimizer", "budget"})
+    values["model"]["mode"] = mode
+    values |= {"batch_size": 32, "minimizer": {"name": minimizer}, "budget": {"gradient_evaluations": 12}}
+    if minimizer == "asam":
+        values["minimizer"] |= {"eta": 0.0, "scaling": "all"}  # radii of zero where weights are
+    run = train(RunConfig.model_validate(values), few, tmp_path / "r")
+    end = load_file(run.weights)
+    assert all(bool(value.isfinite().all()) for value in end.values())
+    assert end["head.weight"].any()
+    assert end["head.bias"].any()
+    assert torch.equal(end["conv1.weight"], start["conv1.weight"]) == (mode == "frozen")

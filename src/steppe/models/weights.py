@@ -53,11 +53,11 @@ def runs_beside(folder: str | Path) -> Iterator[None]:
         _RUNS.reset(token)
 
 
-def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
+def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
     """Read weights and put them into the model, fitted to its image size, patches, windows and channels.
 
     A head of another size keeps its fresh weights, and what the file has beyond the model is not used; each is said
-    once.
+    once. Whether the head was filled, too, is returned.
 
     Args:
         model: as `build` made it, with fresh weights.
@@ -75,7 +75,8 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
     if missing:
         why = f"{len(missing)} of {len(own)} entries are not in it, such as {missing[0]!r}"
         raise _other_model(source, model_name, why)
-    if all(key in state and state[key].shape == own[key].shape for key in head):
+    filled = all(key in state and state[key].shape == own[key].shape for key in head)
+    if filled:
         fitted |= {key: state[key].to(own[key].dtype) for key in head}
     else:
         there = next((len(state[key]) for key in sorted(head) if key in state and state[key].ndim), None)
@@ -85,6 +86,7 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
     if unused:
         _say(f"{len(unused)} entries of {source} are not used, such as {unused[0]!r}")
     model.load_state_dict(fitted, strict=False)
+    return filled
 
 
 def weights_file(source: str) -> Path | None:
