@@ -50,7 +50,8 @@ def test_statistics_may_be_those_that_weights_expect(tmp_path):
     for images, _ in in_order(dataset.test, dataset, batch_size=20, device=torch.device("cpu")):
         assert torch.allclose(images, (dataset.test.images.float() - 127) / 128, atol=1e-6)
     assert dataset.describe()["mean"] == [127 / 255] * 3
-    own = load(DataConfig(name="colour"), tmp_path)
+    own = load(DataConfig(name="colour", statistics="own"), tmp_path)
+    assert own.mean == load(DataConfig(name="colour"), tmp_path).mean
     assert own.fingerprint == dataset.fingerprint
     assert own.mean != dataset.mean
     with pytest.raises(ConfigError, match="colour images, and 'digits' has 1 channel"):

@@ -6,17 +6,23 @@ import hashlib
 import json
 import signal
 
+import numpy as np
 import pytest
 import timm
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from steppe.config import RunConfig
+from steppe import data
+from steppe.config import DataConfig, RunConfig
+from steppe.config.run import MINIMIZER_DEFAULTS
+from steppe.deploy.trained import open_trained
 from steppe.errors import Interrupted, RunError
-from steppe.models import weights_sha256
+from steppe.evaluate import measure_accuracy
+from steppe.models import build, weights_sha256
 from steppe.models.weights import state_sha256
 from steppe.runs import Observer, Run
+from steppe.studies.subjects import open_run
 from steppe.train import train
 from steppe.train.checkpoint import save_weights
 from steppe.train.setup import build_model
@@ -135,3 +141,67 @@ def test_a_run_from_scratch_has_no_digest(digits, tmp_path):
     config = make_config("x").model_copy(update={"model": RunConfig().model.model_copy(update={"name": "resnet_tiny"})})
     run = train(config, digits, tmp_path / "r")
     assert "weights_sha256" not in run.read("data.json")
+
+
+@pytest.fixture
+def colours(tmp_path):
+    """Sixty images of 8 pixels in colour, far from what any weights expect."""
+    pixels = np.random.default_rng(0).integers(100, 140, (60, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "colours.npz", x_train=pixels, y_train=np.arange(60) % 3)
+    return tmp_path / "colours.npz"
+
+
+def test_images_are_normalised_as_the_weights_expect_unless_told_otherwise(colours, hub, tmp_path):
+    hub("timm/test_resnet.r160_in1k", timm.create_model("test_resnet").state_dict())
+
+    def run(statistics, name, epochs=2, observer=None):
+        values = make_config("timm", "timm:test_resnet").model_dump(exclude={"data", "budget"})
+        values |= {"data": {"name": str(colours), "statistics": statistics}, "budget": {"epochs": epochs}}
+        config = RunConfig.model_validate(values)
+        return train(config, data.load(config.data), tmp_path / name, observer=observer)
+
+    own, named = run("own", "own"), run("inception", "named")
+    with pytest.raises(Interrupted):
+        run(None, "told", observer=StopAtOnce())
+    told = run(None, "told")  # gone on with, as it began
+    assert told.read("data.json")["mean"] == [0.5] * 3
+    assert told.read("data.json")["statistics"] == "timm"
+    assert told.weights.read_bytes() == named.weights.read_bytes() != own.weights.read_bytes()
+    assert own.read("data.json")["statistics"] == "own"
+    assert own.read("data.json")["mean"] == list(data.load(own.config.data).mean)
+    subject = open_run(told.path, device="cpu")
+    assert (subject.dataset.mean, subject.dataset.std) == ((0.5,) * 3, (0.5,) * 3)
+    assert open_trained(told.path, device="cpu").images.mean == (0.5,) * 3
+    found = measure_accuracy(subject.model, subject.dataset.test, subject.dataset, device=subject.device)
+    assert found["loss"] == pytest.approx(told.summary["test"]["loss"], rel=1e-5)
+
+
+NO_NORMS = ("samon", "frozen")
+"""It perturbs norms, and a head has none."""
+
+
+@pytest.fixture(scope="module")
+def few():
+    return data.load(DataConfig(fraction=0.1))
+
+
+@pytest.mark.parametrize(
+    ("minimizer", "mode"),
+    [(name, mode) for name in MINIMIZER_DEFAULTS for mode in ("finetune", "frozen") if (name, mode) != NO_NORMS],
+)
+def test_every_minimizer_leaves_a_head_of_zeros(few, tmp_path, minimizer, mode):
+    """At first no gradient reaches the network below the head, so norms are zero that are divided by."""
+    made = RunConfig.model_validate({"model": {"name": "resnet_tiny"}}).model
+    start = build(made, image_size=8, channels=1, classes=3).state_dict()
+    save_weights(tmp_path / "start.safetensors", start)
+    values = make_config(tmp_path / "start.safetensors").model_dump(exclude={"minimizer", "budget"})
+    values["model"]["mode"] = mode
+    values |= {"batch_size": 32, "minimizer": {"name": minimizer}, "budget": {"gradient_evaluations": 12}}
+    if minimizer == "asam":
+        values["minimizer"] |= {"eta": 0.0, "scaling": "all"}  # radii of zero where weights are
+    run = train(RunConfig.model_validate(values), few, tmp_path / "r")
+    end = load_file(run.weights)
+    assert all(bool(value.isfinite().all()) for value in end.values())
+    assert end["head.weight"].any()
+    assert end["head.bias"].any()
+    assert torch.equal(end["conv1.weight"], start["conv1.weight"]) == (mode == "frozen")

@@ -56,10 +56,10 @@ class DataConfig(Section):
     fraction: float | None = Field(
         None, gt=0, le=1, description="learn from this share of each class's training images; shares are nested"
     )
-    statistics: Literal["imagenet", "inception", "efficientnet_lite"] | None = Field(
+    statistics: Literal["own", "imagenet", "inception", "efficientnet_lite"] | None = Field(
         None,
-        description="mean and deviation that pretrained weights expect: imagenet, inception, efficientnet_lite; "
-        "default: those of the training images",
+        description="mean and deviation that normalise the images: own (of the training images), imagenet, inception, "
+        "efficientnet_lite; default: what pretrained weights were trained with where that is known, else own",
     )
     variance: float | None = Field(None, ge=0, description="2-D toys: variance of the noise; default: 1")
     odd_images: Literal["refuse", "convert"] = Field(

@@ -143,10 +143,11 @@ def divide(source: Source, config: DataConfig) -> Dataset:
         train, val = stratify(train, config.val_fraction, rng, source.classes)
     if config.fraction is not None:
         train = take_fraction(train, config.fraction, config.split_seed)
-    mean, std = STATISTICS[config.statistics] if config.statistics else _statistics(train)
+    own = config.statistics in (None, "own")
+    mean, std = _statistics(train) if own else STATISTICS[str(config.statistics)]
     if len(mean) != train.shape[0]:
         what = f"the statistics {config.statistics!r} are of colour images, and {config.name!r} has {train.shape[0]} "
-        mend = "leave statistics out: then the training images' own are taken"
+        mend = "set statistics to own: then the training images' own are taken"
         raise ConfigError(what + "channel(s)", where="data.statistics", mend=mend)
     size = None if config.image_size == train.shape[-1] else config.image_size
     files = fingerprint_files(train, val, test)

@@ -4,6 +4,7 @@ from steppe.models.blocks import activations, blocks, partitions
 from steppe.models.build import build, load_weights, model_names
 from steppe.models.freezing import freeze_all_but
 from steppe.models.names import SMALL_MODELS
+from steppe.models.normalisation import expected_statistics
 from steppe.models.weights import runs_beside, weights_sha256
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "activations",
     "blocks",
     "build",
+    "expected_statistics",
     "freeze_all_but",
     "load_weights",
     "model_names",

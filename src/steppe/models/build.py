@@ -14,7 +14,7 @@ from torch import nn
 
 from steppe.config import ModelConfig
 from steppe.errors import ConfigError, RunError, unknown_name
-from steppe.models.freezing import apply_mode
+from steppe.models.freezing import apply_mode, zero_head
 from steppe.models.names import SMALL_MODELS, short_name
 from steppe.models.weights import load_pretrained
 
@@ -24,8 +24,8 @@ _RATES = {"block_dropout": "proj_drop_rate", "attention_dropout": "attn_drop_rat
 def build(config: ModelConfig, *, image_size: int, channels: int, classes: int, load: bool = True) -> nn.Module:
     """Make the model for images of the given size: fresh or pretrained weights, and what does not train frozen.
 
-    Fresh weights come from torch's current random state. A name of ours comes before timm's own; `timm:NAME` is timm's
-    in any case.
+    Fresh weights come from torch's current random state, but a fresh head on pretrained weights is zero. A name of ours
+    comes before timm's own; `timm:NAME` is timm's in any case.
 
     Args:
         config: the network, where its weights come from and how much of it trains.
@@ -38,8 +38,8 @@ def build(config: ModelConfig, *, image_size: int, channels: int, classes: int, 
         ConfigError: the name is not known, the model does not fit images of this size, or the weights do not fit it.
     """
     model = _make(config, image_size, channels, classes)
-    if load and config.weights is not None:
-        load_pretrained(model, config.weights, config.name)
+    if load and config.weights is not None and not load_pretrained(model, config.weights, config.name):
+        zero_head(model)
     apply_mode(model, config)
     return model
 

