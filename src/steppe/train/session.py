@@ -117,9 +117,8 @@ def _complete(
     threads = torch.get_num_threads()
     training, ran_out = None, False
     try:
-        training = Training(
-            *(run, config, dataset, device, observer, stop, captured, keeping, ranks, parts), val_examples=val_examples
-        )
+        place = device, observer, stop, captured, keeping, ranks
+        training = Training(run, config, dataset, *place, parts, val_examples)
         training.complete()
         return
     except TrainingError as error:
