@@ -108,3 +108,16 @@ def test_accuracies_in_the_readme_say_whose_they_are(tmp_path):
     table = readme.read_text()
     assert "Adam 92.3 %; SAM 96.19 %" in table
     assert "Adam 93.07 %; SAM 95.77 %" in table
+
+
+def test_a_benchmark_shows_the_digits_that_count_and_every_commit_it_comes_from(results, tmp_path):
+    (results / "speed_h200.csv").write_text(
+        "way,off_by,model,machine,torch,commit\n"
+        "ours,0.00018638551409821957,vit_small_patch4,NVIDIA H200,2.11.0,abc1234\n"
+        "theirs,0.0,resnet18,NVIDIA H200,2.11.0,def5678\n"
+    )
+    publish(str(results), "-o", str(tmp_path / "results.md"))
+    page = (tmp_path / "results.md").read_text()
+    assert "`results/speed_h200.csv`; NVIDIA H200, 2.11.0, abc1234, def5678." in page
+    assert "| ours | 0.00018639 | vit_small_patch4 |" in page
+    assert "| theirs | 0.0 | resnet18 |" in page

@@ -271,10 +271,18 @@ def _render_benchmark(name: str, rows: Sequence[Mapping[str, str]]) -> list[str]
     if not rows:
         return []
     columns = [key for key in rows[0] if key not in _LEFT_OUT and any(row.get(key) for row in rows)]
-    made = ", ".join(dict.fromkeys(str(rows[0].get(key)) for key in ("machine", "torch", "commit") if rows[0].get(key)))
+    made = ", ".join(dict.fromkeys(row[key] for key in ("machine", "torch", "commit") for row in rows if row.get(key)))
     lines = [f"## Benchmark {name.replace('_', ' ')}", "", f"`results/{name}.csv`; {made}.", ""]
     lines += _header(*(column.replace("_", " ") for column in columns))
-    return lines + [_row(*(str(row.get(column) or "") for column in columns)) for row in rows]
+    return lines + [_row(*(_shorten(row.get(column) or "") for column in columns)) for row in rows]
+
+
+def _shorten(cell: str) -> str:
+    """A number with more digits than anybody measured gets five that count."""
+    try:
+        return f"{float(cell):.5g}" if len(cell) > 8 else cell
+    except ValueError:
+        return cell
 
 
 # -- Markdown -----------------------------------------------------------------------------------------------------
