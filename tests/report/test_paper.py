@@ -123,14 +123,14 @@ def test_many_cells_are_drawn_in_panels_that_can_be_told_apart():
     cells = {
         f"{variance}, {way}": {
             "labels": {"variance": str(variance), "training": way},
-            "metrics": [{"train_loss": 0.5, "train_accuracy": 0.9, "val_accuracy": 0.8}] * epochs,
+            "metrics": [{"train_loss": 0.5, "train_accuracy": 0.9, "val_accuracy": 0.8, "lr": 0.1}] * epochs,
             "shift": shifted(variance),
         }
         for variance, epochs in ((1, 1), (5, 2), (15, 3), (25, 4), (30, 5))
         for way in ways
     }
     figures = draw_study(cells)
-    assert list(figures) == ["train_loss", "train_accuracy", "val_accuracy", "shift_error", "shift_loss"]
+    assert list(figures) == ["train_loss", "train_accuracy", "val_accuracy", "lr", "shift_error", "shift_loss"]
     for figure in figures.values():
         assert [axes.get_title() for axes in figure.axes] == [f"variance {v}" for v in (1, 5, 15, 25, 30)]
         assert all([line.get_label() for line in axes.lines] == list(ways) for axes in figure.axes)

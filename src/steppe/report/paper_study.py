@@ -48,6 +48,7 @@ def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
         "train_loss": "training loss",
         "train_accuracy": "training accuracy",
         "val_accuracy": "validation accuracy",
+        "lr": "learning rate",
     }
     for key, label in curves.items():
         lines = {name: [record.get(key) for record in cell.get("metrics", [])] for name, cell in cells.items()}
