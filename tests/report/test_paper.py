@@ -149,3 +149,16 @@ def test_outputs_are_drawn_through_rescalings():
     geometry = {"rescaling": {"weights": case, "weights_and_biases": case}}
     figure = draw_study({"net": {"geometry": geometry}})["rescaling_weights_outputs"]
     assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[v, v] for v in (0.1, 0.2, 0.3, 0.4)]
+
+
+@pytest.mark.parametrize("count", [2, 12, 26])
+def test_the_names_of_bars_lie_beside_them(count):
+    """They lay on the bars of a study with twelve cells, and 26 left the axes no room."""
+    groups = {f"model {n}, SAM": {"whole": 10.0, "head": 1.0 + n} for n in range(count)}
+    figure = paper.draw_bars(groups, "λmax")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure.savefig(io.BytesIO())
+    (axes,) = figure.axes
+    assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
+    assert len({bars.patches[0].get_facecolor() for bars in axes.containers}) == min(count, 20)
