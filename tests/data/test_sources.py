@@ -139,7 +139,8 @@ def test_npz_by_path_and_by_name(tmp_path):
         ({"x_train": np.zeros((40, 0, 0, 3), np.uint8)}, "square"),
         ({"y_train": np.array([object()] * 40)}, "not a readable"),
         ({"x_test": np.zeros((12, 4, 4, 3), np.uint8)}, "different shapes"),
-        ({"y_train": np.r_[np.zeros(39, int), 1], "x_test": None, "y_test": None}, "too few to divide"),
+        ({"y_train": np.r_[np.zeros(38, int), 1, 1], "x_test": None, "y_test": None}, "has 2 image(s): too few"),
+        ({"y_train": np.r_[np.zeros(38, int), 1, 1], "x_test": None, "y_test": None}, "it takes 3 at least"),
     ],
 )
 def test_a_bad_npz_is_explained(tmp_path, changes, expected):
@@ -236,7 +237,7 @@ def test_torchvisions_pets_and_flowers_are_read(tmp_path, monkeypatch):
 
 
 def test_a_class_that_cannot_be_divided():
-    source = Source(("a", "b"), Split(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 0, 1])))
+    source = Source(("a", "b"), Split(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 0, 0, 1])))
     with pytest.raises(DataError, match="'b' has 1 image"):
         divide(source, DataConfig())
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import warnings
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from steppe.report import paper, paper_robustness
+from steppe.report.paper_study import draw_study
 
 STEPS = [-1.0, 0.0, 1.0]
 SQUARE = {"steps": STEPS, "loss": [[3.0, 2.0, None], [2.0, 0.1, 2.0], [3.0, 2.0, 3.0]], "centre": 0.1}
@@ -106,3 +110,55 @@ def test_any_name_can_be_drawn(name, tmp_path):
     figure = paper_robustness.draw_confusion(found, [paper.plain(name), "other"], paper.plain(name))
     for path in paper.save(figure, tmp_path / "figure"):
         assert path.stat().st_size > 1000
+
+
+def shifted(at: float) -> dict:
+    points = {f"variance_{v}": {"variance": float(v), "error": v / 200, "loss": at * v} for v in (0, 15, 80)}
+    return {**points, "settings": {"examples": 10}}
+
+
+def test_many_cells_are_drawn_in_panels_that_can_be_told_apart():
+    """25 lines in one panel had colours twice, and a legend that left the axes no room."""
+    ways = ("Adam", "SAM", "ASAM", "Adam, same time", "SAM, ρ = 0.05")
+    cells = {
+        f"{variance}, {way}": {
+            "labels": {"variance": str(variance), "training": way},
+            "metrics": [{"train_loss": 0.5, "train_accuracy": 0.9, "val_accuracy": 0.8, "lr": 0.1}] * epochs,
+            "shift": shifted(variance),
+        }
+        for variance, epochs in ((1, 1), (5, 2), (15, 3), (25, 4), (30, 5))
+        for way in ways
+    }
+    figures = draw_study(cells)
+    assert list(figures) == ["train_loss", "train_accuracy", "val_accuracy", "lr", "shift_error", "shift_loss"]
+    for figure in figures.values():
+        assert [axes.get_title() for axes in figure.axes] == [f"variance {v}" for v in (1, 5, 15, 25, 30)]
+        assert all([line.get_label() for line in axes.lines] == list(ways) for axes in figure.axes)
+        assert all(len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 5 for axes in figure.axes)
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == list(ways)
+    assert figures["shift_loss"].axes[2].lines[0].get_xydata().tolist() == [[0, 0], [15, 225], [80, 1200]]
+    assert figures["train_loss"].axes[0].lines[0].get_marker() == ".", "a single epoch can be seen"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figures["train_loss"].savefig(io.BytesIO())
+
+
+def test_outputs_are_drawn_through_rescalings():
+    losses = {kind: [1.0, 2.0] for kind in ("sam", "asam_weights", "asam_weights_eta", "asam_all", "asam_all_eta")}
+    case = {"outputs": [[[0.1, 0.2], [0.3, 0.4]]] * 2, "sharp_loss": losses}
+    geometry = {"rescaling": {"weights": case, "weights_and_biases": case}}
+    figure = draw_study({"net": {"geometry": geometry}})["rescaling_weights_outputs"]
+    assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[v, v] for v in (0.1, 0.2, 0.3, 0.4)]
+
+
+@pytest.mark.parametrize("count", [2, 12, 26])
+def test_the_names_of_bars_lie_beside_them(count):
+    """They lay on the bars of a study with twelve cells, and 26 left the axes no room."""
+    groups = {f"model {n}, SAM": {"whole": 10.0, "head": 1.0 + n} for n in range(count)}
+    figure = paper.draw_bars(groups, "λmax")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure.savefig(io.BytesIO())
+    (axes,) = figure.axes
+    assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
+    assert len({bars.patches[0].get_facecolor() for bars in axes.containers}) == min(count, 20)

@@ -194,7 +194,8 @@ def test_the_runs_of_a_study_are_drawn_side_by_side(tmp_path, capsys):
         main(["study", "figures", file, str(out)])
     assert not done.value.code
     drawn = {path.name for path in (out / "figures").iterdir()}
-    names = ("landscapes", "lambda_max", "active_neurons", "train_loss", "val_accuracy", "attention")
+    curves = ("train_loss", "train_accuracy", "val_accuracy", "lr")
+    names = ("landscapes", "lambda_max", "active_neurons", *curves, "attention")
     assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "pdf")}
 
 

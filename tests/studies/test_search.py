@@ -369,6 +369,51 @@ def test_the_clock_of_a_search_that_is_over_stands_still():
     assert clock.elapsed_s == 10.0
 
 
+class Killed(BaseException):
+    """What a kill is to a process that shall live to look at what it left."""
+
+
+def test_time_counts_from_the_first_moment_whenever_a_session_is_killed(tmp_path, monkeypatch):
+    """While models are timed, and while the images of a search that goes on are read: that may take minutes."""
+    wanted, asked = Wanted(DataConfig(name="digits"), ("mlp_8", "mlp_16", "mlp_32")), {"device": "cpu"}
+
+    def elapsed(age_s: float) -> float:
+        with pytest.raises(Killed):
+            fit(wanted, 600, tmp_path, began=time.monotonic() - age_s, **asked)
+        return read_json(tmp_path / "fit.json")["elapsed_s"]
+
+    timed = []
+
+    def time_epoch(*_):
+        if timed:
+            raise Killed
+        return timed.append(1) or 0.01
+
+    def load(config, root, progress, keeping):
+        monkeypatch.setattr(trials.time, "monotonic", lambda: now() + 10)  # ten seconds of reading, then one image
+        progress("reading", 1, 2)
+        raise Killed
+
+    now = time.monotonic
+    monkeypatch.setattr(space, "_time_epoch", time_epoch)
+    assert elapsed(7) == pytest.approx(7, abs=1)
+    monkeypatch.setattr(data, "load", load)
+    assert elapsed(20) == pytest.approx(7 + 20 + 10, abs=1)
+    monkeypatch.undo()
+    search = Search(
+        wanted,
+        Budget(600),
+        tmp_path,
+        data.load(wanted.data),
+        torch.device("cpu"),
+        None,
+        lambda *_: None,
+        time.monotonic() - 1,
+        about=trials.read_about(tmp_path),
+    )
+    assert search.clock.elapsed_s == pytest.approx(38, abs=2), "no session twice"
+
+
 def test_folders_of_other_things_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="no search's folder"):
@@ -383,6 +428,7 @@ def test_too_short_a_budget_is_told_with_a_longer_one(tmp_path):
     with pytest.raises(ConfigError, match="leaves no time to learn") as caught:
         fit(Wanted(DataConfig(name="digits"), ("resnet_tiny",)), 0.5, tmp_path / "f")
     assert "--budget 10s" in caught.value.mend
+    assert not (tmp_path / "f" / "fit.json").exists(), "the longer one shall find its time whole"
 
 
 @pytest.mark.long
@@ -511,10 +557,6 @@ def test_epochs_are_read(text):
 def test_what_is_no_number_of_epochs_is_refused(text):
     with pytest.raises(ConfigError, match="is not a time"):
         parse_budget(text)
-
-
-class Killed(BaseException):
-    """What a kill is to a process that shall live to look at what it left."""
 
 
 class Killer:

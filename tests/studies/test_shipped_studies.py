@@ -19,6 +19,7 @@ from steppe.models.foreign import how_to_fetch
 from steppe.runs import Run
 from steppe.studies import compare_study, find_study, list_studies, read_published, run_study
 from steppe.studies.claims import NOT_MEASURED
+from steppe.studies.measures import SHORT
 
 SCALES = ("smoke", "small", "paper")
 REGISTRY = "registry"
@@ -52,6 +53,41 @@ def test_nothing_of_seed_003_is_left_out():
     assert tables | figures | texts | appendices <= places
     study, _ = find_study("sharp-minima")
     assert {"landscape", "attention", "norms"} <= set(study.measure.geometry)
+
+
+CURVES = ("train_loss", "train_accuracy", "val_accuracy", "lr")
+DRAWN_FROM = {
+    "landscapes": "landscape",
+    "active_neurons": "norms",
+    "lambda_max": "lambda_max",
+    "attention": "attention",
+}
+
+
+def test_the_table_of_what_answers_what_names_only_what_is_there():
+    """Every study stands in docs/studies.md; the runs, measures and figures named there are the study's."""
+    text = (studies_folder().parent / "docs" / "studies.md").read_text().partition("## What answers what")[2]
+    rows = re.findall(r"^\| ([^|]+) \| ([a-z0-9, -]+) \| ([^|]+) \|$", text.partition("\n## ")[0], re.MULTILINE)[1:]
+    assert {name for _, names, _ in rows for name in names.split(", ")} == set(list_studies())
+    for source, names, answers in rows:
+        studies = [find_study(name)[0] for name in names.split(", ")]
+        scaled = [at_scale(study, scale) for study in studies for scale in study.scale or (None,)]
+        axes = {axis for one in scaled for p in plan(one) for axis in p.labels}
+        known = {f"{axis}={label}" for one in scaled for p in plan(one) for axis, label in p.labels.items()}
+        known |= axes | {f"{axis}=best" for axis in axes} | {p.config.data.name for one in scaled for p in plan(one)}
+        asked = {name for one in scaled for name in (*one.measure.geometry, *one.measure.robustness)}
+        known |= asked | {"accuracy_gap", "noise_loss"}
+        for name, path in SHORT.items():
+            file, measure = path.split(".")[:2]
+            known |= {name} if file in ("summary", "cost") or measure in asked else set()
+        known |= {f"{name}.png" for name in CURVES} | {f"{n}.png" for n, needs in DRAWN_FROM.items() if needs in asked}
+        if any(one.measure.test_variances for one in scaled):
+            known |= {"shift_error.png", "shift_loss.png"}
+        for measure in {"rescaling", "rescaling_initial"} & asked:
+            ways = ("outputs", "sam", "asam_weights", "asam_weights_eta", "asam_all", "asam_all_eta")
+            known |= {f"{measure}_{case}_{way}.png" for case in ("weights", "weights_and_biases") for way in ways}
+        words = re.findall(r"`([^`]+)`", answers)
+        assert not [word for word in words if word not in known], source
 
 
 def test_published_cells_agree_where_two_tables_share_them():

@@ -28,8 +28,14 @@ def draw_figures(study: StudyConfig, planned: Sequence[PlannedRun], folder: Path
     runs = first_runs(planned, folder)
     if not runs:
         raise RunError("there is no finished run of this study here", where=str(folder), mend="run it first")
+    labels = {_name(p): p.labels for p in planned}
     cells: dict[str, dict[str, Any]] = {
-        name: {"geometry": with_own(run.read_or_empty("geometry.json"), "geometry", own), "metrics": run.metrics()}
+        name: {
+            "geometry": with_own(run.read_or_empty("geometry.json"), "geometry", own),
+            "metrics": run.metrics(),
+            "shift": run.read_or_empty("shift.json"),
+            "labels": labels[name],
+        }
         for name, run in runs.items()
     }
     figures = draw_study(cells)
@@ -46,13 +52,17 @@ def first_runs(planned: Sequence[PlannedRun], folder: Path) -> dict[str, Run]:
     """Name of a cell -> its finished run of the lowest seed."""
     found: dict[str, Run] = {}
     for p in sorted(planned, key=lambda p: p.config.seed):
-        path, name = folder / p.config.run_id, ", ".join(p.labels.values()) or "base"
+        path, name = folder / p.config.run_id, _name(p)
         if name not in found and (path / "config.toml").is_file():
             run = Run(path)
             if run.read_or_empty("summary.json").get("status") == "finished":  # its weights are not needed
                 found[name] = run
-    order = list(dict.fromkeys(", ".join(p.labels.values()) or "base" for p in planned))
-    return {name: found[name] for name in order if name in found}
+    return {name: found[name] for name in dict.fromkeys(map(_name, planned)) if name in found}
+
+
+def _name(planned: PlannedRun) -> str:
+    """Of a cell."""
+    return ", ".join(planned.labels.values()) or "base"
 
 
 def _attention(looking: Mapping[str, Any], runs: Mapping[str, Run], data_root: str | None) -> Any:

@@ -136,11 +136,12 @@ class Dataset:
 def divide(source: Source, config: DataConfig) -> Dataset:
     """Carve out the splits the source lacks, stratified by class and seeded, and take the statistics."""
     train, val, test = source.train, source.val, source.test
+    _check_enough(source, config.name)
     rng = np.random.default_rng(config.split_seed)
     if test is None:
-        train, test = stratify(train, config.test_fraction, rng, source.classes)
+        train, test = stratify(train, config.test_fraction, rng)
     if val is None:
-        train, val = stratify(train, config.val_fraction, rng, source.classes)
+        train, val = stratify(train, config.val_fraction, rng)
     if config.fraction is not None:
         train = take_fraction(train, config.fraction, config.split_seed)
     own = config.statistics in (None, "own")
@@ -155,15 +156,22 @@ def divide(source: Source, config: DataConfig) -> Dataset:
     return Dataset(config.name, source.classes, train, val, test, mean, std, fingerprint, size, files)
 
 
-def stratify(split: Split, fraction: float, rng: np.random.Generator, classes: tuple[str, ...]) -> tuple[Split, Split]:
+def _check_enough(source: Source, name: str) -> None:
+    """Every class needs an image in each of the splits that are carved out, and one to learn from."""
+    wanting = [split for split in ("val", "test") if getattr(source, split) is None]
+    counts = np.bincount(source.train.labels.numpy(), minlength=len(source.classes))
+    for label in np.flatnonzero(counts < 1 + len(wanting)):
+        what = f"class {source.classes[label]!r} has {counts[label]} image(s): too few to divide"
+        mend = f"it takes {1 + len(wanting)} at least; or bring separate train, val and test folders"
+        raise DataError(what, where=name, mend=mend)
+
+
+def stratify(split: Split, fraction: float, rng: np.random.Generator) -> tuple[Split, Split]:
     """Divide a split into (rest, part): `fraction` of every class, at least one image on either side."""
     labels = split.labels.numpy()
     rest, part = [], []
-    for label, name in enumerate(classes):
+    for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        if len(members) < 2:
-            mend = "add images of this class, or bring separate train, val and test folders"
-            raise DataError(f"class {name!r} has {len(members)} image(s): too few to divide", mend=mend)
         count = min(max(1, round(fraction * len(members))), len(members) - 1)
         part.append(members[:count])
         rest.append(members[count:])

@@ -164,13 +164,14 @@ def draw_bars(
         hatched: (model, part) of bars to be drawn with a hatch.
     """
     parts = list(dict.fromkeys(part for values in groups.values() for part in values))
-    figure = _figure(max(3.6, 0.55 * len(parts) + 1.4), 3.0)
+    figure = _figure(max(3.6, (0.35 + 0.07 * len(groups)) * len(parts) + 1.4), max(3.0, 0.21 * len(groups)))
     axes = figure.add_subplot()
+    colours = colormaps["tab20" if len(groups) > 10 else "tab10"]
     width = 0.8 / len(groups)
     for index, (name, values) in enumerate(groups.items()):
         heights = [_nan(values.get(part)) for part in parts]
         places = np.arange(len(parts)) + (index - (len(groups) - 1) / 2) * width
-        bars = axes.bar(places, heights, width, label=name, color=colormaps["tab10"](index % 10))
+        bars = axes.bar(places, heights, width, label=name, color=colours(index % colours.N))
         for part, bar in zip(parts, bars, strict=True):
             if (name, part) in hatched:
                 bar.set(hatch="////", edgecolor="white")
@@ -180,7 +181,7 @@ def draw_bars(
     axes.set_xticks(range(len(parts)), parts, rotation=40, ha="right")
     axes.set(ylabel=label, title=title)
     if len(groups) > 1:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, fontsize=_SIZE - 2, loc="center left", bbox_to_anchor=(1, 0.5))
     return _tidy(figure, axes)
 
 

@@ -7,19 +7,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from steppe.report.paper import _figure, _numbers, draw_eigenvalues, draw_series
+from steppe.report.paper import _SIZE, _figure, _numbers, _tidy, draw_eigenvalues
+
+MOST_LINES = 8
+"""In a panel; of more, nobody could tell which is which."""
 
 
 def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
     """Draw all that the cells of a study hold: name of the figure -> figure.
 
     Args:
-        cells: name of a cell -> {"geometry": its `geometry.json`, "metrics": its epochs}.
+        cells: name of a cell -> {"labels": its labels by axis, "geometry": its `geometry.json`, "metrics": its epochs,
+            "shift": its `shift.json`}.
     """
     figures: dict[str, Figure] = {}
+    labels = {name: cell.get("labels") or {"": name} for name, cell in cells.items()}
+
+    def draw(lines: Mapping[str, Sequence[float | None]], x_label: str, y_label: str) -> Figure:
+        return draw_lines({name: (range(len(line)), line) for name, line in lines.items()}, labels, x_label, y_label)
+
     geometry = {name: cell.get("geometry", {}) for name, cell in cells.items()}
     squares = {name: found["landscape"] for name, found in geometry.items() if "landscape" in found}
     if squares:
@@ -33,19 +43,92 @@ def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
         if "norms" in found
     }
     if any(active.values()):
-        figures["active_neurons"] = draw_series(active, "block, counted from 0", "share of active neurons")
-    for key, label in (("train_loss", "training loss"), ("val_accuracy", "validation accuracy")):
+        figures["active_neurons"] = draw(active, "block, counted from 0", "share of active neurons")
+    curves = {
+        "train_loss": "training loss",
+        "train_accuracy": "training accuracy",
+        "val_accuracy": "validation accuracy",
+        "lr": "learning rate",
+    }
+    for key, label in curves.items():
         lines = {name: [record.get(key) for record in cell.get("metrics", [])] for name, cell in cells.items()}
         if any(any(value is not None for value in line) for line in lines.values()):
-            figures[key] = draw_series(lines, "epoch, counted from 0", label)
+            figures[key] = draw(lines, "epoch, counted from 0", label)
     for key in ("rescaling_initial", "rescaling"):
         rescaled = {name: found[key] for name, found in geometry.items() if key in found}
         for case in ("weights", "weights_and_biases"):
+            if rescaled:
+                outputs = {name: found[case]["outputs"] for name, found in rescaled.items()}
+                figures[f"{key}_{case}_outputs"] = draw_outputs(outputs)
             for kind in ("sam", "asam_weights", "asam_weights_eta", "asam_all", "asam_all_eta"):
                 lines = {name: found[case]["sharp_loss"][kind] for name, found in rescaled.items()}
                 if lines:
-                    figures[f"{key}_{case}_{kind}"] = draw_series(lines, "rescaling", f"loss, {kind.replace('_', ' ')}")
+                    figures[f"{key}_{case}_{kind}"] = draw(lines, "rescaling", f"loss, {kind.replace('_', ' ')}")
+    shifted = {
+        name: [point for key, point in cell["shift"].items() if key.startswith("variance_")]
+        for name, cell in cells.items()
+        if cell.get("shift")
+    }
+    for key in ("error", "loss") if shifted else ():
+        tested = {name: ([p["variance"] for p in points], [p[key] for p in points]) for name, points in shifted.items()}
+        figures[f"shift_{key}"] = draw_lines(tested, labels, "variance of the test points", f"test {key}")
     return figures
+
+
+def draw_lines(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float | None]]],
+    labels: Mapping[str, Mapping[str, str]],
+    x_label: str,
+    y_label: str,
+) -> Figure:
+    """Lines of many cells, in as many panels as it takes to tell them apart: by the first axis, then by the next.
+
+    Args:
+        lines: name of a cell -> where, and what.
+        labels: name of a cell -> its labels by axis.
+        x_label: says where.
+        y_label: says what.
+    """
+    panels: dict[str, dict[str, str]] = {}  # title -> what its lines are called -> their cells
+    for depth in range(1 + max(len(labels[name]) for name in lines)):
+        panels = {}
+        for name in lines:
+            whole = list(labels[name].items())
+            split = min(depth, len(whole) - 1)  # a line keeps a name
+            title = ", ".join(" ".join(pair).strip() for pair in whole[:split])
+            panels.setdefault(title, {})[", ".join(label for _, label in whole[split:])] = name
+        if max(map(len, panels.values())) <= MOST_LINES:
+            break
+    called = list(dict.fromkeys(line for panel in panels.values() for line in panel))
+    across = len(panels) if len(panels) < 6 else 4
+    down = math.ceil(len(panels) / across)
+    figure = _figure(3.2 * across + 1.4, 2.8 * down)
+    grid = figure.subplots(down, across, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, panel) in zip(grid.flat, panels.items(), strict=False):
+        for line, name in panel.items():
+            index = called.index(line)
+            look = {"color": colormaps["tab10"](index % 10), "linestyle": ("-", "--", ":", "-.")[index % 4]}
+            at, values = lines[name]
+            axes.plot(at, _numbers(values), label=line, linewidth=1.4, marker="." if len(at) < 3 else "", **look)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    known = {line: handle for axes in grid.flat for handle, line in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if len(known) > 1:
+        handles = list(known.values())
+        figure.legend(handles, list(known), loc="outside right center", frameon=False, fontsize=_SIZE - 2)
+    return _tidy(figure, *grid.flat[: len(panels)])
+
+
+def draw_outputs(found: Mapping[str, Sequence[Any]]) -> Figure:
+    """What networks answer to a few points while they are rescaled: a panel a network, a line for every output."""
+    figure = _figure(3.2 * len(found), 2.8)
+    grid = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, (name, steps) in zip(grid, found.items(), strict=True):
+        axes.plot(_numbers(steps).reshape(len(steps), -1), linewidth=1.2)
+        axes.set(title=name, xlabel="rescaling", ylabel="outputs")
+    return _tidy(figure, *grid)
 
 
 def draw_landscapes(found: Mapping[str, Mapping[str, Any]], columns: int = 4) -> Figure:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ from steppe.studies.clock import Budget
 from steppe.studies.front import Fitted, tabulate, write_fronts
 from steppe.studies.journal import import_optuna
 from steppe.studies.space import Wanted
-from steppe.studies.trials import Notify, Search, read_about
+from steppe.studies.trials import Notify, Search, is_over, open_clock, read_about
 from steppe.train import pick_device
 
 START_S = 10.0
@@ -80,10 +81,18 @@ def fit(
     folder = Path(out)
     budget = budget if isinstance(budget, Budget) else Budget(budget)
     _check_folder(wanted, budget, folder)
-    dataset = data.load(wanted.data, data_root, progress, keeping=keeping)
-    with locked(folder, "search"), ExitStack() as opened:
+    with ExitStack() as opened:
+        if read_about(folder):
+            opened.enter_context(locked(folder, "search"))
+            about = read_about(folder)
+            progress = _count_reading(folder, about, budget, began, progress)
+            dataset = data.load(wanted.data, data_root, progress, keeping=keeping)
+        else:  # data that cannot be read shall leave no folder
+            dataset = data.load(wanted.data, data_root, progress, keeping=keeping)
+            opened.enter_context(locked(folder, "search"))
+            about = read_about(folder)
         executor = None
-        if on_ray and _has_work(budget, folder, began):
+        if on_ray and _has_work(budget, about, began):
             from steppe.studies.raytrials import RayTrials
 
             executor = RayTrials(
@@ -97,7 +106,7 @@ def fit(
             opened.callback(executor.close)
             opened.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(executor.place.threads)  # so that what is timed and forecast here holds there
-        search = Search(wanted, budget, folder, dataset, place, keeping, notify, began, executor)
+        search = Search(wanted, budget, folder, dataset, place, keeping, notify, began, executor, about)
         try:
             if not search.over:
                 search.try_out()
@@ -116,10 +125,24 @@ def fit(
             raise Interrupted(what, where=str(folder), mend=mend) from None
 
 
-def _has_work(budget: Budget, folder: Path, began: float) -> bool:
+def _count_reading(
+    folder: Path, about: dict[str, Any], budget: Budget, began: float, progress: data.Progress | None
+) -> data.Progress:
+    """Count the time of a search that goes on while its images are read, too: a session may be killed in it."""
+    clock = open_clock(folder, about, budget, began)
+    clock.beat(now=True)
+
+    def read(what: str, done: int, total: int) -> None:
+        clock.beat()
+        if progress:
+            progress(what, done, total)
+
+    return read
+
+
+def _has_work(budget: Budget, about: dict[str, Any], began: float) -> bool:
     """Whether workers would have anything to do: not where a search is over, or its time is before they are ready."""
-    about = read_about(folder)
-    if "best" in about and budget.amount <= float(about.get(budget.key("budget"), 0.0)):
+    if is_over(about, budget):
         return False
     spent_s = float(about.get("elapsed_s", 0.0)) + time.monotonic() - began
     return not budget.timed or spent_s + START_S < budget.amount

@@ -67,23 +67,29 @@ class Search:
         notify: Notify,
         began: float,
         executor: Executor | None = None,
+        about: dict[str, Any] | None = None,
     ) -> None:
         self.wanted, self.folder, self.dataset = wanted, folder, dataset
         self.device, self.notify = device, notify
-        self.about: dict[str, Any] = {**read_about(folder), **wanted.to_json()}
+        self.about: dict[str, Any] = {**(about or {}), **wanted.to_json()}
+        self.over = is_over(self.about, budget)
         before = float(self.about.get(budget.key("budget"), 0.0))
         earlier = None
         if budget.amount > before:  # a longer one: the search itself goes on
             earlier = self.about.pop("final", None)
             self.about.pop("best", None)
-        self.over = "best" in self.about
         self.budget = Budget(before, budget.unit) if self.over else budget
         self.about[budget.key("budget")] = self.budget.amount
-        self.clock = Clock(began, float(self.about.get("elapsed_s", 0.0)), self._keep_time, over=self.over)
+        self.clock = open_clock(folder, self.about, self.budget, began)
+        self.clock.beat(now=True)
         came_s = time.monotonic() - began
         self.account = Account(self.budget, self.clock, self.about, self._trials, len(dataset.train), came_s)
         if "space" not in self.about:
-            self._settle()
+            try:
+                self._settle()
+            except ConfigError:  # nothing has begun: a longer budget shall find its time whole
+                (folder / "fit.json").unlink(missing_ok=True)
+                raise
         self.space = Space.from_json(self.about["space"])
         self.study = open_journal(folder)
         if earlier and not budget.timed:
@@ -130,6 +136,7 @@ class Search:
 
         They come with the cheap ones first, unless somebody named them.
         """
+        self.clock.beat()
         if not self.budget.timed:
             return False
         spent, amount = self.clock.elapsed_s, self.budget.amount
@@ -378,16 +385,33 @@ class Search:
             self._timed[run_id] = time_forward(Run(self.folder / run_id), self.dataset, self.device)
         return self._timed[run_id]
 
-    def _keep_time(self, elapsed_s: float) -> None:
-        """Keep the time."""
-        write_json(self.folder / "fit.json", {**self.about, "elapsed_s": round(elapsed_s, 2)})
-
 
 def read_about(folder: Path) -> dict[str, Any]:
     """What a folder says of its search; empty where there is none."""
     path = folder / "fit.json"
     about = read_json(path) if path.is_file() else {}
     return about if isinstance(about, dict) else {}
+
+
+def is_over(about: dict[str, Any], budget: Budget) -> bool:
+    """Whether a search has given its answer, and is not asked to go on by a longer budget."""
+    return "best" in about and budget.amount <= float(about.get(budget.key("budget"), 0.0))
+
+
+def open_clock(folder: Path, about: dict[str, Any], budget: Budget, began: float) -> Clock:
+    """The clock of a session.
+
+    Args:
+        folder: the search's; time is kept in its `fit.json`.
+        about: what else is kept there.
+        budget: that of this session.
+        began: `time.monotonic()` when it began.
+    """
+
+    def keep(elapsed_s: float) -> None:
+        write_json(folder / "fit.json", {**about, "elapsed_s": round(elapsed_s, 2)})
+
+    return Clock(began, float(about.get("elapsed_s", 0.0)), keep, over=is_over(about, budget))
 
 
 def _in_given_order(candidates: Sequence[Candidate], given: Sequence[str]) -> tuple[str, ...]:
