@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from steppe.report import paper, paper_robustness
-from steppe.report.paper_study import draw_study
+from steppe.report.paper_study import draw_points, draw_study
 
 STEPS = [-1.0, 0.0, 1.0]
 SQUARE = {"steps": STEPS, "loss": [[3.0, 2.0, None], [2.0, 0.1, 2.0], [3.0, 2.0, 3.0]], "centre": 0.1}
@@ -162,3 +162,13 @@ def test_the_names_of_bars_lie_beside_them(count):
     (axes,) = figure.axes
     assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
     assert len({bars.patches[0].get_facecolor() for bars in axes.containers}) == min(count, 20)
+
+
+def test_points_of_every_set_are_drawn_on_one_scale():
+    inner, outer = np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[0.0, 40.0], [-40.0, 0.0]])
+    figure = draw_points({"variance 0": (inner, [0, 1]), "variance 80": (outer, [0, 1])})
+    assert [axes.get_title() for axes in figure.axes] == ["variance 0", "variance 80"]
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+    assert figure.axes[1].collections[0].get_offsets().tolist() == outer.tolist()
+    first, second = figure.axes[0].collections[0].get_facecolors()
+    assert (first != second).any(), "a class has a colour of its own"

@@ -82,7 +82,7 @@ def test_the_table_of_what_answers_what_names_only_what_is_there():
             known |= {name} if file in ("summary", "cost") or measure in asked else set()
         known |= {f"{name}.png" for name in CURVES} | {f"{n}.png" for n, needs in DRAWN_FROM.items() if needs in asked}
         if any(one.measure.test_variances for one in scaled):
-            known |= {"shift_error.png", "shift_loss.png"}
+            known |= {"shift_error.png", "shift_loss.png", "points.png"}
         for measure in {"rescaling", "rescaling_initial"} & asked:
             ways = ("outputs", "sam", "asam_weights", "asam_weights_eta", "asam_all", "asam_all_eta")
             known |= {f"{measure}_{case}_{way}.png" for case in ("weights", "weights_and_biases") for way in ways}

@@ -42,6 +42,9 @@ def draw_figures(study: StudyConfig, planned: Sequence[PlannedRun], folder: Path
     looking = {name: cell["geometry"]["attention"] for name, cell in cells.items() if "attention" in cell["geometry"]}
     if looking:
         figures["attention"] = _attention(looking, runs, data_root)
+    toys = {run.config.data.name: run for name, run in runs.items() if cells[name]["shift"]}
+    for data_name, run in toys.items():
+        figures["points" if len(toys) == 1 else f"points_{data_name}"] = _points(study, run)
     files: list[Path] = []
     for name, figure in figures.items():
         files += save(figure, folder / "figures" / name)
@@ -63,6 +66,24 @@ def first_runs(planned: Sequence[PlannedRun], folder: Path) -> dict[str, Run]:
 def _name(planned: PlannedRun) -> str:
     """Of a cell."""
     return ", ".join(planned.labels.values()) or "base"
+
+
+def _points(study: StudyConfig, run: Run) -> Any:
+    """The first of the points that networks of a toy are tested on, at every variance, as many as its source shows."""
+    from steppe.data.toys import COUNTS, make_toy
+    from steppe.report.paper_study import draw_points
+
+    data, measure = run.config.data, study.measure
+    splits = {
+        f"variance {variance:g}": make_toy(
+            data.name, variance=variance, count=measure.test_examples, seed=data.split_seed, split="shifted"
+        )
+        for variance in measure.test_variances
+    }
+    shown = slice(COUNTS["test"])
+    return draw_points(
+        {name: (s.images.flatten(1).numpy()[shown], s.labels.numpy()[shown]) for name, s in splits.items()}
+    )
 
 
 def _attention(looking: Mapping[str, Any], runs: Mapping[str, Run], data_root: str | None) -> Any:

@@ -131,6 +131,26 @@ def draw_outputs(found: Mapping[str, Sequence[Any]]) -> Figure:
     return _tidy(figure, *grid)
 
 
+def draw_points(found: Mapping[str, tuple[Any, Any]], columns: int = 4) -> Figure:
+    """Labelled points of the plane, a panel for every set, all on one scale.
+
+    Args:
+        found: name -> points (count, 2) and their labels.
+        columns: panels in a row, at the most.
+    """
+    across = min(columns, len(found))
+    down = math.ceil(len(found) / across)
+    figure = _figure(2.3 * across, 2.4 * down)
+    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    for axes in grid.flat[len(found) :]:
+        axes.set_axis_off()
+    for axes, (name, (points, labels)) in zip(grid.flat, found.items(), strict=False):
+        colours = colormaps["tab10"](np.asarray(labels) % 10)
+        axes.scatter(points[:, 0], points[:, 1], s=2, c=colours, linewidths=0, rasterized=True)
+        axes.set(title=name, aspect="equal")
+    return _tidy(figure, *grid.flat[: len(found)])
+
+
 def draw_landscapes(found: Mapping[str, Mapping[str, Any]], columns: int = 4) -> Figure:
     """Contours of several landscapes with one scale of colours, so that they can be compared.
 

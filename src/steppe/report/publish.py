@@ -258,8 +258,13 @@ def _stat(stat: Stat) -> str:
 
 
 def _facts(records: Sequence[Record], *keys: str) -> str:
-    found = {str(value) for record in records if (value := dig(record.env, *keys))}
+    found = {_short_commit(str(value)) for record in records if (value := dig(record.env, *keys))}
     return ", ".join(sorted(found))
+
+
+def _short_commit(text: str) -> str:
+    """A commit by its first seven digits, whatever its length; anything else as it is."""
+    return re.sub(r"^([0-9a-f]{7})[0-9a-f]+(\+?)$", r"\1\2", text)
 
 
 # -- benchmarks ---------------------------------------------------------------------------------------------------
