@@ -235,6 +235,25 @@ def test_a_study_from_a_file(capsys, tmp_path):
     assert "belongs to the study 'mini'" in capsys.readouterr().err
 
 
+def test_a_study_that_asks_for_attention_has_it_on_its_page(capsys, tmp_path):
+    asked = "[measure.geometry]\nattention = { images = 2 }\n"
+    text = STUDY.replace("resnet_tiny", "vit_tiny_p2") + '[axes.how.conv]\nmodel = { name = "resnet_tiny" }\n' + asked
+    (tmp_path / "mini.toml").write_text(text)
+    assert steppe("study", "run", "mini.toml") == 0
+    folder = tmp_path / "runs" / "mini"
+    sheets = sorted(folder.glob("*/figures/attention_sheet.png"))
+    assert [sheet.parts[-3].split("-")[1] for sheet in sheets] == ["vit_tiny_p2"] * 2
+    assert (folder / "report.html").read_text().count("data:image/webp;base64,") == 2
+    written = [sheet.stat().st_mtime_ns for sheet in sheets]
+    capsys.readouterr()
+    assert steppe("study", "run", "mini.toml") == 0
+    assert [sheet.stat().st_mtime_ns for sheet in sheets] == written  # drawn once
+    geometry = sheets[0].parents[1] / "geometry.json"
+    geometry.write_text(geometry.read_text().replace('"last_layer"', '"lost"'))
+    assert steppe("study", "run", "mini.toml") == 0
+    assert "the report shows no attention maps of" in capsys.readouterr().out
+
+
 def test_a_study_with_a_failing_run_exits_with_2_and_reports_the_rest(capsys, tmp_path):
     (tmp_path / "mini.toml").write_text(STUDY + '[axes.how.bad]\nmodel = { name = "no_such" }\n')
     assert steppe("study", "run", "mini.toml") == 2

@@ -168,6 +168,19 @@ def test_headline_gives_the_best_its_spread_and_its_rivals(new_run):
     assert say(supporting(alone)[0]) == "No row that trains faster is as good as it."
 
 
+def test_far_below_with_few_seeds_is_not_as_good(new_run):
+    runs = [
+        *cell(new_run, [0.96, 0.97, 0.98], images=10_000, model={"name": "best"}),
+        *cell(new_run, [0.96, 0.965, 0.97], images=10_000, model={"name": "near"}),
+        *cell(new_run, [0.40, 0.70], images=10_000, model={"name": "scattered"}),
+    ]
+    doubt = "too little is known of scattered (55.0 %, 2 seeds) to rule it out."
+    assert say(headline(summarise(runs))).endswith(f"; near is as good, for all that can be told; {doubt}")
+    for name in ("third", "fourth"):
+        runs += cell(new_run, [0.3, 0.8], images=10_000, model={"name": name})
+    assert say(headline(summarise(runs))).endswith("; too little is known of 3 others to rule them out.")
+
+
 def test_one_seed_is_not_sold_as_a_result(new_run):
     rows = summarise(cell(new_run, [0.99], model={"name": "a"}) + cell(new_run, [0.97, 0.98], model={"name": "b"}))
     assert say(headline(rows)) == (

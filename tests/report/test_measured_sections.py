@@ -222,3 +222,14 @@ def test_fifty_measured_runs_stay_under_ten_megabytes(new_run, tmp_path):
         found["scores"]["confusion"] = confusion(100, images=100, mistakes=20)
         run.write("robustness.json", found)
     assert write_report(runs, tmp_path / "r.html").stat().st_size < 10e6
+
+
+def test_a_spread_of_hundreds_is_written_out(new_run):
+    runs = [new_run(values={"seed": seed}) for seed in (0, 1)]
+    for run, trace in zip(runs, (100.0, 400.0), strict=True):
+        run.write("geometry.json", {"trace": {"parts": {"whole": {"mean": trace}}, "settings": {"probes": 5}}})
+    rows, records, subjects, _ = look(runs)
+    table = figure_table(rows, records, subjects)
+    place = [head["text"] for head in table["heads"]].index("Trace")
+    shown = table["rows"][0]["cells"][place]
+    assert (shown["text"], shown["spread"]) == ("250", "± 212")

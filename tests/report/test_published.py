@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.report.published import published_tables
+from steppe.report.published import claim_interval, published_tables
 
 TOYS = Path(__file__).parents[2] / "results" / "toys" / "compare.json"
 CLAIM = {"text": "SAM <wins>", "holds": "a > b", "seed": "004", "verdict": "does not hold", "reason": "all below"}
@@ -47,6 +47,20 @@ def test_words_of_a_claim_and_a_cell():
     assert (shown["difference"], shown["seeds"]) == ("−1.03", "3 of 5")
     assert found["stale"]
     assert "".join(text for text, _ in found["sentence"]) == "Of 1 published claim 0 hold, 1 does not hold."
+
+
+@pytest.mark.parametrize(
+    ("holds", "shown"),
+    [
+        ("test_accuracy[a=x] - test_accuracy[a=y] > 0.001", "−1.23 points (−2.00 to +0.40)"),
+        ("shift.variance_80.error[a=x] < 0.5", "−1.23 points (−2.00 to +0.40)"),
+        ("test_accuracy[a=x] / test_accuracy[a=y] > 1", "−0.0123 (−0.02 to 0.004)"),
+        ("time_s[a=x] > test_accuracy[a=y]", "−0.0123 (−0.02 to 0.004)"),
+        ("no claim at all", "−0.0123 (−0.02 to 0.004)"),
+    ],
+)
+def test_shares_differ_by_points(holds, shown):
+    assert claim_interval({"holds": holds, "difference": -0.0123, "low": -0.02, "high": 0.004}) == shown
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_every_study_runs_at_smoke_and_is_compared(name, tmp_path):
     assert found.finished == len(planned)
     assert not [claim.text for claim in found.claims if claim.verdict.verdict == NOT_MEASURED]
     measured = [cell.measured for cell in found.cells if isinstance(cell.measured, float)]
-    assert measured or name in ("accumulation", "resnet18", "relatives")  # which have no published numbers
+    assert measured or name in ("accumulation", "resnet18", "relatives", "methods")  # which have no published numbers
     assert all(math.isfinite(value) for value in measured)
     if name == "accumulation":
         controls = [claim for claim in found.claims if claim.text.startswith("control")]

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.config import name_source
+from steppe.report.published import claim_interval
 from steppe.studies import Cell, JudgedClaim, StudyComparison
 from steppe.studies.claims import FAILS, HOLDS
 
@@ -64,11 +65,9 @@ def _print_claim(claim: JudgedClaim, console: Console) -> None:
     line = Text(f"{v.verdict:>13}  ", style=_STYLES.get(v.verdict, "yellow"))
     line.append(claim.text, style="default")
     details = [v.reason] if v.reason else []
-    if v.low is not None and v.high is not None and v.difference is not None:
-        over = f" over {v.seeds} {'paired ' if v.paired else ''}seeds" if v.seeds else ""
-        details.insert(0, f"difference {v.difference:.4g}, from {v.low:.4g} to {v.high:.4g}{over}")
-    elif v.difference is not None:
-        details.insert(0, f"difference {v.difference:.4g}")
+    if v.difference is not None:
+        over = f" over {v.seeds} {'paired ' if v.paired else ''}seeds" if v.seeds and v.low is not None else ""
+        details.insert(0, f"difference {claim_interval({'holds': claim.holds, **vars(v)})}{over}")
     if claim.seed:
         details.append(name_source(claim.seed))
     line.append(f" ({'; '.join(details)})" if details else "", style="dim")

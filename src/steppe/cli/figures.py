@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from steppe.config import PlannedRun, StudyConfig
-from steppe.errors import RunError
+from steppe.data import Dataset, Keeping
+from steppe.errors import RunError, SteppeError
 from steppe.runs import Run
 
 
@@ -88,20 +89,49 @@ def _points(study: StudyConfig, run: Run) -> Any:
 
 def _attention(looking: Mapping[str, Any], runs: Mapping[str, Run], data_root: str | None) -> Any:
     """The images all of them were shown, and where each looks: the last layer's class token."""
-    import torch
-
     from steppe import data
-    from steppe.data.resample import resize
-    from steppe.geometry.attention import enlarge
     from steppe.report.paper import draw_attention
 
     first = next(iter(looking))
     dataset = data.load(runs[first].config.data, data_root)
-    numbers, size = looking[first]["images"], dataset.image_size
-    images = resize(dataset.test.pick(torch.tensor(numbers)), size).round().clamp(0, 255).byte()
-    rows = {
-        name: enlarge(torch.tensor(found["last_layer"]), size).numpy()
-        for name, found in looking.items()
-        if found["images"] == numbers
-    }
-    return draw_attention(images.numpy(), rows)
+    same = {name: found for name, found in looking.items() if found["images"] == looking[first]["images"]}
+    images, _ = overlaid(dataset, same[first])
+    return draw_attention(images, {name: overlaid(dataset, found)[1]["last layer"] for name, found in same.items()})
+
+
+def overlaid(dataset: Dataset, found: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The test images that `attention` was measured on and the maps laid over them, at the size the model sees."""
+    import torch
+
+    from steppe.data.resample import resize
+    from steppe.geometry.attention import enlarge
+
+    size = dataset.image_size
+    images = resize(dataset.test.pick(torch.tensor(found["images"])), size).round().clamp(0, 255).byte()
+    maps = {"last layer": found["last_layer"], "rollout": found["rollout"]}
+    return images.numpy(), {name: enlarge(torch.tensor(m), size).numpy() for name, m in maps.items()}
+
+
+def write_attention_sheets(runs: Sequence[Run], data_root: str | None, keeping: Keeping | None = None) -> str:
+    """Write the attention maps that a report shows, of the runs where they were measured and are not drawn yet.
+
+    Returns:
+        why some could not be written, such as data that are not on this machine; empty where all could.
+    """
+    from steppe.report.paper import save_sheet
+    from steppe.studies.subjects import load_learned
+
+    loaded: dict[str, Dataset] = {}
+    for run in runs:
+        sheet, measured = run.path / "figures" / "attention_sheet.png", run.path / "geometry.json"
+        found = run.read_or_empty("geometry.json").get("attention")
+        if not found or (sheet.is_file() and sheet.stat().st_mtime >= measured.stat().st_mtime):
+            continue
+        try:
+            key = run.config.data.model_dump_json()
+            if key not in loaded:
+                loaded[key] = load_learned(run, data_root, keeping=keeping)
+            save_sheet(*overlaid(loaded[key], found), sheet)
+        except (SteppeError, KeyError, TypeError, ValueError, IndexError) as error:
+            return f"the report shows no attention maps of {run.id}: {str(error).splitlines()[0]}"
+    return ""

@@ -34,6 +34,7 @@ def _table() -> Mapping[str, Measure]:
 
 
 def _draw(subject: Any, found: dict[str, Any]) -> int:
+    from steppe.cli.figures import overlaid
     from steppe.report import paper as draw
 
     figures: dict[str, Any] = {}
@@ -56,7 +57,7 @@ def _draw(subject: Any, found: dict[str, Any]) -> int:
         other = draw.plain(found["between"]["settings"].get("with", "the other").rstrip("/").rsplit("/", 1)[-1])
         figures["between"] = draw.draw_between(found["between"], ends=(title, other))
     if "attention" in found:
-        images, maps = _attention(subject, found["attention"])
+        images, maps = overlaid(subject.dataset, found["attention"])
         figures["attention"] = draw.draw_attention(images, maps, title)
         draw.save_sheet(images, maps, subject.folder / "figures" / "attention_sheet.png")
     for name, figure in figures.items():
@@ -79,19 +80,6 @@ def _spectrum(found: dict[str, Any], title: str) -> Any:
     whole = (found.get("lambda_max") or {}).get("parts", {}).get("whole")
     marked = [value["value"] for value in whole["top"]] if whole else []
     return draw.draw_spectrum(grid.tolist(), density(spectrum, grid, room / 5).tolist(), marked, title)
-
-
-def _attention(subject: Any, found: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The images and the maps laid over them, at the size the model sees."""
-    import torch
-
-    from steppe.data.resample import resize
-    from steppe.geometry.attention import enlarge
-
-    size = subject.dataset.image_size
-    images = resize(subject.dataset.test.pick(torch.tensor(found["images"])), size).round().clamp(0, 255).byte()
-    maps = {"last layer": found["last_layer"], "rollout": found["rollout"]}
-    return images.numpy(), {name: enlarge(torch.tensor(m), size).numpy() for name, m in maps.items()}
 
 
 geometry = measuring_command(

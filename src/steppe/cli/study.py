@@ -161,6 +161,7 @@ def run(
 
     A second process on the same folder takes other runs.
     """
+    from steppe.cli.figures import write_attention_sheets
     from steppe.data import Keeping
     from steppe.report import print_table, row_values, summarise, write_report
     from steppe.studies import (
@@ -193,6 +194,7 @@ def run(
     settled = known_threads(folder)
     if settled and settled != threads_for(workers or default_workers(device)):
         console.print(f"each run computes with {settled} thread(s), as this folder was begun", soft_wrap=True)
+    keeping = Keeping(keep.value, gibibytes(memory_limit), cache, readers, resident)
     with progress_bar() as bar:
         make = partial(run_study_on_ray, address=address) if on is Place.ray else run_study
         failed = make(
@@ -203,7 +205,7 @@ def run(
             device=device,
             workers=workers,
             notify=StudyProgress(bar, len(chosen)),
-            keeping=Keeping(keep.value, gibibytes(memory_limit), cache, readers, resident),
+            keeping=keeping,
             track=track or (),
             chosen=chosen,
         )
@@ -215,6 +217,8 @@ def run(
     if not json:
         print_table(rows, console)
     compared = _compared(study, planned, folder, published)
+    if missing := write_attention_sheets(runs, root, keeping):
+        console.print(missing, markup=False, soft_wrap=True)
     title = study.title or study.name
     page = write_report(runs, folder / "report.html", title=title, study=about, comparison=compared)
     if json:

@@ -84,6 +84,11 @@ class Claim:
         """Every measure it names, each once."""
         return list(dict.fromkeys([*_measures(self.left), *_measures(self.right)]))
 
+    @property
+    def in_points(self) -> bool:
+        """Whether its sides differ by percentage points: they are made of accuracies and errors by + and − alone."""
+        return _is_share(self.left) and _is_share(self.right)
+
 
 class ClaimSyntaxError(ValueError):
     """The text is no claim; the message says why, and where in it."""
@@ -265,6 +270,13 @@ def _measures(expression: Expression) -> Iterator[Measure]:
     elif isinstance(expression, Operation):
         yield from _measures(expression.left)
         yield from _measures(expression.right)
+
+
+def _is_share(expression: Expression) -> bool:
+    """Whether an expression is a share of images, or a plain number."""
+    if isinstance(expression, Operation):
+        return expression.sign in "+-" and _is_share(expression.left) and _is_share(expression.right)
+    return isinstance(expression, Number) or expression.name.endswith(("accuracy", "accuracy_gap", "error"))
 
 
 def _quote(label: str) -> str:

@@ -157,7 +157,7 @@ def headline(rows: Sequence[Row]) -> Sentence:
         reaches = f" reaches {percent(accuracy.mean)} test accuracy {sure}."
         return [(name_row(best, rows), True), (reaches, False)]
     verb = (" is the most accurate, at ", False)
-    doubt = ": chance is not ruled out" if accuracy.std is None else _rivals(_as_good(best, rows), rows)
+    doubt = ": chance is not ruled out" if accuracy.std is None else _rivals(best, rows)
     return [(name_row(best, rows), True), verb, (percent(accuracy.mean), True), (f" {sure}{doubt}.", False)]
 
 
@@ -263,22 +263,45 @@ def _surely(row: Row) -> str:
     return f"{base}{of} (95 %: {low} to {high})"
 
 
-def _rivals(rivals: Sequence[Row], rows: Sequence[Row]) -> str:
-    """Who is as good as the best."""
+def _rivals(best: Row, rows: Sequence[Row]) -> str:
+    """Who is as good as the best, and who is so little known that it might be."""
     others = sum(row.test_accuracy.mean is not None for row in rows) - 1
-    if not rivals:
-        return ""
-    if len(rivals) <= 2:
-        who = " and ".join(name_row(row, rows) for row in rivals)
-    else:
-        who = f"all {others} other rows" if len(rivals) == others else f"{len(rivals)} of {others} other rows"
-    return f"; {who} {'is' if len(rivals) == 1 else 'are'} as good, for all that can be told"
+    good, doubtful = _as_good(best, rows), _doubtful(best, rows)
+    out = ""
+    if good:
+        who = f"all {others} other rows" if len(good) == others else f"{len(good)} of {others} other rows"
+        if len(good) <= 2:
+            who = " and ".join(name_row(row, rows) for row in good)
+        out = f"; {who} {'is' if len(good) == 1 else 'are'} as good, for all that can be told"
+    if doubtful:
+        who = f"{len(doubtful)} {'others' if good else 'other rows'}"
+        if len(doubtful) <= 2:
+            who = " and ".join(f"{name_row(row, rows)} ({_with_seeds(row.test_accuracy)})" for row in doubtful)
+        out += f"; too little is known of {who} to rule {'it' if len(doubtful) == 1 else 'them'} out"
+    return out
 
 
-def _as_good(best: Row, rows: Sequence[Row]) -> list[Row]:
+def _with_seeds(accuracy: Stat) -> str:
+    return f"{percent(accuracy.mean)}, {'one seed' if accuracy.n == 1 else f'{accuracy.n} seeds'}"
+
+
+def _not_apart(best: Row, rows: Sequence[Row]) -> list[Row]:
     """The other rows that chance cannot tell from the best."""
     others = [row for row in rows if row is not best and row.test_accuracy.mean is not None]
     return [row for row in others if not difference(best, row).shown]
+
+
+def _as_good(best: Row, rows: Sequence[Row]) -> list[Row]:
+    """Those of them that reach what the best itself may be worth."""
+    interval = accuracy_interval(best)
+    low = -math.inf if interval is None else interval[0]
+    return [row for row in _not_apart(best, rows) if (row.test_accuracy.mean or 0.0) >= low]
+
+
+def _doubtful(best: Row, rows: Sequence[Row]) -> list[Row]:
+    """The others of them: far below, with seeds so few or so far apart that this may be chance."""
+    good = _as_good(best, rows)
+    return [row for row in _not_apart(best, rows) if row not in good]
 
 
 def _is_plain_twin(plain: Row, sharp: Row) -> bool:

@@ -18,6 +18,7 @@ from steppe.config import name_source
 from steppe.config.claims import parse_labels
 from steppe.errors import RunError
 from steppe.report.numbers import MISSING, compact, duration, number, percent, whole
+from steppe.report.published import claim_interval
 from steppe.report.record import Record, dig
 from steppe.report.table import Row, Stat, name_axis, spread
 
@@ -189,13 +190,9 @@ def _run_table(study: StudyResults) -> list[str]:
 def _claim_table(claims: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = _header("claim", "from", "difference, 95 %", "seeds", "holds?")
     for claim in claims:
-        difference, low, high = (number(claim.get(key)) for key in ("difference", "low", "high"))
-        interval = MISSING if difference is None else f"{difference:.3g}"
-        if low is not None and high is not None:
-            interval += f" ({low:.3g} to {high:.3g})"
         verdict = str(claim.get("verdict") or MISSING)
         verdict = f"**{verdict}**" if verdict in ("holds", "does not hold") else verdict
-        words = (str(claim.get("text") or ""), name_source(str(claim.get("seed") or "steppe")), interval)
+        words = (str(claim.get("text") or ""), name_source(str(claim.get("seed") or "steppe")), claim_interval(claim))
         lines.append(_row(*words, str(claim.get("seeds") or MISSING), verdict))
     return lines
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steppe.config import name_source
-from steppe.report.numbers import MISSING, number
+from steppe.config.claims import ClaimSyntaxError, parse_claim
+from steppe.report.numbers import MISSING, number, points
 from steppe.report.parts import Part
 
 _KINDS = {"holds": "better", "does not hold": "worse"}
@@ -96,12 +97,26 @@ def _became(verdict: str, count: int) -> str:
     return f"{count} {one if count == 1 else several}"
 
 
+def claim_interval(claim: Mapping[str, Any]) -> str:
+    """By how much a claim's sides differ, with the interval: accuracies and errors in percentage points."""
+    difference, low, high = (number(claim.get(key)) for key in ("difference", "low", "high"))
+    if difference is None:
+        return MISSING
+    shares = _in_points(str(claim.get("holds") or ""))
+    shown = [MISSING if v is None else points(v) if shares else _number(v) for v in (difference, low, high)]
+    unit = " points" if shares else ""
+    return shown[0] + unit + ("" if low is None or high is None else f" ({shown[1]} to {shown[2]})")
+
+
+def _in_points(holds: str) -> bool:
+    try:
+        return parse_claim(holds).in_points
+    except ClaimSyntaxError:
+        return False  # compare.json is anybody's
+
+
 def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
     verdict = str(claim.get("verdict") or "undecided")
-    difference, low, high = (number(claim.get(key)) for key in ("difference", "low", "high"))
-    interval = MISSING if difference is None else _number(difference)
-    if low is not None and high is not None:
-        interval += f" ({_number(low)} to {_number(high)})"
     seeds = number(claim.get("seeds"))
     over = f"{seeds:.0f} {'paired ' if claim.get('paired') else ''}seed{'' if seeds == 1 else 's'}" if seeds else ""
     return {
@@ -110,7 +125,8 @@ def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
         "source": name_source(str(claim.get("seed") or "")),
         "verdict": verdict,
         "kind": _KINDS.get(verdict, ""),
-        "interval": interval,
+        "interval": claim_interval(claim),
+        "difference_sort": number(claim.get("difference")),
         "details": "; ".join(filter(None, (over, str(claim.get("reason") or "")))),
     }
 

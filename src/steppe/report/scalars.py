@@ -167,7 +167,7 @@ def _show(stat: Stat, share: bool) -> tuple[str, str]:
 
 
 def _figure(value: float, digits: int) -> str:
-    text = f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+    text = f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"  # no 2.2e+02 for 218
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
         text = f"{value:.{digits - 1}e}"
     return text.replace("-", "−")

@@ -18,8 +18,10 @@ function drawCost() {
   const at = (row) => [spent(row)[0], 100 * row.values[judged][0]];
   const fronts = data.fronts[cost === "price" && hour ? "time_s" : cost][set] ?? [];
   const front = fronts.map((index) => data.rows[index]).filter((row) => points.includes(row));
-  trimLegend(plot, data.rows.filter((row) => row.set === set));
-  const has = data.rows.some((row) => row.set === set && spent(row)[0] !== null);
+  const ofSet = data.rows.filter((row) => row.set === set), panels = panelsOf(ofSet.map((row) => row.panel));
+  const mark = (row) => panels.indexOf(row.panel) % 8;
+  trimLegend(plot, ofSet);
+  const has = ofSet.some((row) => spent(row)[0] !== null);
   $("#no-cost").hidden = has;
   plot.hidden = !has; // the hint stands in its place
   if (!has) return;
@@ -38,7 +40,7 @@ function drawCost() {
       error_y: bar(100 * (row.values[judged][1] || 0), 0.55), error_x: bar(spent(row)[1], 0.55),
       hovertext: [`<b>${escape(cut(row.name, 60))}</b><br>${judged === "val_accuracy" ? `validation ${withSpread(row, judged)}<br>` : ""}${row.values.test_accuracy[0] === null ? "" : `test ${withSpread(row, "test_accuracy")}<br>`}${escape(data.titles[cost].toLowerCase())} ${digits(spent(row)[0])}${spent(row)[1] ? ` ± ${digits(spent(row)[1])}` : ""}<br>${row.seeds} seed${row.seeds === 1 ? "" : "s"}${best ? "<br>on the Pareto front" : ""}`],
       marker: {
-        size: (best ? 13 : 10) + (row.panel % 8 === 3 ? 2 : 0), symbol: SYMBOLS[row.panel % 8] + open(row.series), color: colour(hue(row.series), best ? 1 : 0.75),
+        size: (best ? 13 : 10) + (mark(row) === 3 ? 2 : 0), symbol: SYMBOLS[mark(row)] + open(row.series), color: colour(hue(row.series), best ? 1 : 0.75),
         line: { width: best || open(row.series) ? 2 : 1, color: colour(best ? "ink" : open(row.series) ? hue(row.series) : "paper") },
       },
     });
@@ -50,12 +52,15 @@ function drawCost() {
   layout.yaxis.ticksuffix = onPhone() ? " %" : "";
   layout.margin.t = 34;
   const edges = points.flatMap((row) => [-1, 1].map((sign) => at(row)[1] + sign * 100 * (row.values[judged][1] || 0)));
-  layout.annotations = nameFront(front.map((row) => ({ row, x: at(row)[0], y: at(row)[1] })), costs, edges, plot, layout);
+  const placed = (row) => ({ row, x: at(row)[0], y: at(row)[1] });
+  layout.annotations = nameFront(front.map(placed), points.map(placed), edges, plot, layout);
   draw(plot, traces, layout);
 }
 
-// Names stand up and left of the front, where by its meaning no point can be; those that would collide are left out.
-function nameFront(places, costs, edges, plot, layout) {
+// Names stand up and left of the front, where by its meaning no point can be, or where there is room for them: above, or to
+// the right. A name that would stand on a point or on another name is left out.
+function nameFront(places, points, edges, plot, layout) {
+  const costs = points.map(({ x }) => x);
   if (!costs.length) return [];
   const log = layout.xaxis.type === "log";
   const flat = (x) => (log ? Math.log10(x) : x);
@@ -64,18 +69,21 @@ function nameFront(places, costs, edges, plot, layout) {
   layout.xaxis.range = [x0, x1];
   layout.yaxis.range = [y0, y1];
   const wide = plot.clientWidth - 70, tall = plot.clientHeight - 90;
-  const taken = [];
-  return [...places].reverse().flatMap(({ row, x, y }) => {
-    const text = cut(row.name, onPhone() ? 24 : 40);
-    const px = ((flat(x) - x0) / (x1 - x0)) * wide, py = ((y1 - y) / (y1 - y0)) * tall;
-    const length = text.length * 7 + 8;
-    const left = px > length ? px - length - 6 : Math.min(Math.max(px - length / 2, 0), wide - length);
-    const up = px > length ? 4 : 12;
-    const box = [left, py - up - 20, left + length, py - up];
-    if (taken.some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3])) return [];
-    taken.push(box);
-    return [{ x: flat(x), y, text: escape(text), showarrow: false, yanchor: "bottom", yshift: up, xanchor: px > length ? "right" : "left",
-      xshift: px > length ? -6 : left - px, font: { size: 12, color: colour("ink") }, bgcolor: colour("paper", 0.75), borderpad: 1 }];
+  const at = ({ x, y }) => [((flat(x) - x0) / (x1 - x0)) * wide, ((y1 - y) / (y1 - y0)) * tall];
+  const taken = points.map(at).map(([px, py]) => [px - 6, py - 6, px + 6, py + 6]);
+  const isFree = (box) => box[0] >= 0 && box[2] <= wide + 10 && !taken.some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3]);
+  return [...places].reverse().flatMap((place) => {
+    const text = cut(place.row.name, onPhone() ? 24 : 40), length = text.length * 7 + 8;
+    const [px, py] = at(place);
+    const middle = Math.min(Math.max(px - length / 2, 0), wide - length);
+    for (const [left, up] of [[px - length - 6, 4], [middle, 12], [px + 12, -10]]) {
+      const box = [left, py - up - 20, left + length, py - up];
+      if (!isFree(box)) continue;
+      taken.push(box);
+      return [{ x: flat(place.x), y: place.y, text: escape(text), showarrow: false, yanchor: "bottom", yshift: up, xanchor: "left", xshift: left - px,
+        font: { size: 12, color: colour("ink") }, bgcolor: colour("paper", 0.75), borderpad: 1 }];
+    }
+    return [];
   });
 }
 

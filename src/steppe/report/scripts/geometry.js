@@ -11,8 +11,6 @@ function subjectsShown(section) {
   };
 }
 
-const panelsOf = (indices) => [...new Set(indices)].sort((a, b) => a - b);
-
 // Draws one plot a panel. `traces` makes those of one entry.
 function drawFacets(holder, entries, panelOf, label, traces, finish) {
   if (!holder) return;
@@ -130,7 +128,7 @@ function drawSpectra() {
   const shown = subjectsShown("geo");
   drawFacets($("#plot-spectrum"), data.spectra.filter((one) => shown(one.subject)), (entry) => subjectOf(entry).panel, "Density of the Hessian's eigenvalues", spectrumTraces, (layout, own, all) => {
     const peak = Math.max(...all.flatMap((one) => known(one.y)));
-    layout.yaxis = { ...layout.yaxis, type: "log", range: [Math.log10(peak) - 7, Math.log10(peak) + 0.4], dtick: 2, exponentformat: "power" };
+    layout.yaxis = { ...layout.yaxis, type: "log", range: [Math.log10(peak) - 7, Math.log10(peak) + 0.4], dtick: 2, tickfont: { size: 10 }, exponentformat: "power" }; // Plotly writes powers larger
     layout.yaxis.title.text = onPhone() ? "" : "density";
     layout.xaxis.title.text = "eigenvalue";
     layout.xaxis.zeroline = true;
@@ -166,13 +164,21 @@ function blockTrace(entry, kind) {
   const row = data.rows[entry.row], factor = kind === "active" ? 100 : 1, parts = Object.entries(entry.parts), ink = colour(hue(row.series));
   return [{
     type: "bar", x: parts.map(([name]) => escape(name)), y: parts.map(([, [mean]]) => (mean === null ? null : mean * factor)), hoverinfo: "text",
-    marker: { color: ink, pattern: { shape: parts.map(([, [, , sure]]) => (sure ? "" : "/")), fgcolor: colour("paper"), size: 6 }, line: { width: 0 } },
+    marker: { color: ink, pattern: { shape: parts.map(([, [, , sure]]) => (sure ? "" : "/")), fillmode: "overlay", fgcolor: colour("paper"), size: 6 }, line: { width: 0 } },
     error_y: { type: "data", array: parts.map(([, [, std]]) => (std ?? 0) * factor), visible: entry.seeds > 1, thickness: 1.5, width: 3, color: colour("soft") },
     hovertext: parts.map(([name, [mean, std, sure]]) => `<b>${escape(cut(row.name, 60))}</b><br>${escape(name)}: ${digits(mean === null ? null : mean * factor, 4)}${std ? ` ± ${digits(std * factor, 2)}` : ""}${sure ? "" : "<br>not converged"}`),
   }];
 }
 
-const geometryFigures = [drawLandscapes, drawLines, drawSpectra, drawBlocks];
+// The legend names what the section's figures show in the chosen panel.
+function trimGeometryLegend() {
+  if (!$("#geometry")) return;
+  const panel = $("#geo-panel")?.value ?? "all";
+  const drawn = [...[data.landscapes, data.lines, data.betweens, data.spectra].flat().map(subjectOf), ...Object.values(data.blocks).flat().map(({ row }) => data.rows[row])];
+  trimLegend($("#geometry h2"), drawn.filter((one) => panel === "all" || String(one.panel) === panel));
+}
+
+const geometryFigures = [trimGeometryLegend, drawLandscapes, drawLines, drawSpectra, drawBlocks];
 function drawGeometry() { geometryFigures.forEach((figure) => figure()); }
 
 lateFigures.push(...geometryFigures);

@@ -39,11 +39,16 @@ function buildLegends() {
   });
 }
 
-// A figure that shows some of the rows names only what is among them.
+// A figure that shows some of the rows names only what is among them. Panels get their marks in the order they are shown.
 function trimLegend(figure, rows) {
   const legend = $(".legend", figure.closest("section"));
   $$("[data-series]", legend).forEach((button) => { button.hidden = !rows.some((row) => row.series === Number(button.dataset.series)); });
-  $$("[data-panel]", legend).forEach((key) => { key.hidden = !rows.some((row) => row.panel === Number(key.dataset.panel)); });
+  const panels = panelsOf(rows.map((row) => row.panel));
+  $$("[data-panel]", legend).forEach((key) => {
+    const place = panels.indexOf(Number(key.dataset.panel));
+    key.hidden = place < 0 || panels.length === 1;
+    $("path", key).setAttribute("d", GLYPHS[Math.max(place, 0) % 8]);
+  });
 }
 
 function toggleSeries(index) {

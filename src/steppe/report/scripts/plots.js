@@ -7,6 +7,7 @@ const DASHES = ["solid", "dash", "dot", "dashdot"];
 const hue = (series) => `c${series % 8}`;
 const dash = (series) => DASHES[Math.floor(series / 8) % DASHES.length];
 const open = (series) => (series % 16 < 8 ? "" : "-open"); // a second round of colours has hollow marks
+const panelsOf = (indices) => [...new Set(indices)].sort((a, b) => a - b);
 const isShare = (name) => name.endsWith("accuracy");
 const scale = (name) => (isShare(name) ? 100 : 1);
 

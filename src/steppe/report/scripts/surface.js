@@ -127,10 +127,13 @@ function paintAxis(pen, eye, scale) {
   pen.textBaseline = "middle";
   if (view.tilt > 1.35) return; // from above there is no height to read
   stroke(pen, eye.to(x, y, 0), eye.to(x, y, 1));
+  let last = Infinity;
   for (const tick of scale.ticks) {
     const [px, py] = eye.to(x, y, scale.share(tick));
     stroke(pen, [px - 4, py], [px, py]);
+    if (last - py < 12) continue; // its number would stand on the one below
     pen.fillText(digits(tick), px - 7, py);
+    last = py;
   }
 }
 
