@@ -21,8 +21,8 @@ from steppe.cli.flags import KEYS
 from steppe.cli.main import app
 from steppe.config import RunConfig, parse
 
-SLOW = {"docs/search.md"}
-"""Pages whose code takes more than ten seconds."""
+LONG = {"docs/search.md"}
+"""Pages whose code takes a minute."""
 
 COMMAND = typer.main.get_command(app)
 
@@ -43,7 +43,7 @@ def test_links_lead_somewhere(page):
 def _cases():
     for page in PAGES:
         if list(python_steps(page)):
-            yield pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if name_of(page) in SLOW else [])
+            yield pytest.param(page, id=name_of(page), marks=[pytest.mark.long] if name_of(page) in LONG else [])
 
 
 @pytest.mark.parametrize("page", list(_cases()))

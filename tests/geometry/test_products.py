@@ -284,7 +284,7 @@ def test_bad_input_gets_one_clear_message():
     assert "head.bias" in caught_nan.value.what
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_products_are_the_same():
     model, batches = make("transformer")

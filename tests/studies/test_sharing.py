@@ -38,6 +38,7 @@ minimizer = { name = "sam" }
 """
 
 
+@pytest.mark.long
 def test_two_processes_share_a_study_and_nothing_is_computed_twice(tmp_path):
     (tmp_path / "study.toml").write_text(STUDY)
     out = tmp_path / "out"

@@ -95,10 +95,8 @@ def test_many_processes_train_as_one_does(alone, tmp_path, case):
     assert_same_training(alone(*flags), many, tolerance=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [((2, ["--shard"]), (4, [])), pytest.param((4, []), (2, ["--shard"]), marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("before", "after"), [((2, ["--shard"]), (4, [])), ((4, []), (2, ["--shard"]))])
 def test_a_stopped_run_goes_on_with_another_number_of_processes(alone, tmp_path, before, after):
     flags = ["--minimizer", "fsam", "--ema", "0.9"]
     out = tmp_path / "run"

@@ -272,10 +272,10 @@ class _Slot:
                 self.shared.tell("note", run, {"text": text})
             else:
                 reason = f"the worker process died twice ({answer['how']})"
+                if answer["how"].endswith("SIGKILL"):
+                    reason += ", as the system does when memory runs out: try fewer --workers"
                 if self.log.exists() and self.log.stat().st_size:
                     reason += f"; see {self.log}"
-                elif answer["how"].endswith("SIGKILL"):
-                    reason += ", as the system does when memory runs out: try fewer --workers"
                 answer = {"event": "failed", "reason": reason}
         if answer["event"] in ("done", "failed"):
             self.shared.tell(answer["event"], run, answer)
