@@ -39,7 +39,7 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile
 
 test-long: $(VENV)/.ray
 	$(BIN)/python -m pytest -m long --numprocesses 2 --dist load
