@@ -298,7 +298,10 @@ def _chain(
         if way == "one worker" and running.kill_child(rng):
             running.wait(rng.uniform(0.0, length_s))  # it goes on with another worker; then it is stopped too
             hit += 1
-        hit += running.kill(everyone=way != "itself")
+        if running.kill(everyone=way != "itself"):
+            hit += 1
+        else:  # it came to its end in the very moment
+            missed += 1
         moments.append(f"{delay_s:.3f} s ({way})")
     done = process.run(command.arguments, folder, folder / "log")
     told = f"{command.name} killed at {', '.join(moments)} in {folder}"
