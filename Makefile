@@ -39,7 +39,7 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-long: $(VENV)/.ray
 	$(BIN)/python -m pytest -m long --numprocesses 2 --dist load
@@ -48,7 +48,7 @@ torture: $(VENV)/.ray ## kills, fuzzed and hostile input, bad places; the counts
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture --out docs/reliability.md
 
 test-fast: lint
-	$(BIN)/python -m pytest -m "not slow and not long" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not long" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 results: install ## docs/results.md and the README's table, from results/
 	$(BIN)/steppe study publish results --out docs/results.md --readme README.md
