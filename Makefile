@@ -23,6 +23,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchattacks # it asks for a requests of 2020
 	@touch $@
 
 $(VENV)/.ray: $(VENV)/.installed
