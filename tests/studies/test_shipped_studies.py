@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import steppe
+from steppe.cli.figures import draw_figures
 from steppe.config import at_scale, plan
 from steppe.config.shipped import studies_folder
 from steppe.models.foreign import how_to_fetch
@@ -255,3 +256,14 @@ def test_an_installed_package_finds_its_studies(tmp_path):
     assert path == str(tmp_path / "steppe" / "studies" / "shipped" / "toys" / "study.toml")
     assert int(count) > 10
     assert names == list(list_studies())
+
+
+def test_the_toys_figures_come_from_their_kept_runs(tmp_path):
+    """Figures 5 and 6 of source 004: errors at other variances, and the points themselves."""
+    study = at_scale(find_study("toys")[0], "small")
+    planned = [p for p in plan(study) if p.labels == {"variance": "1", "training": "Adam"} and p.config.seed == 0]
+    (run,) = planned
+    shutil.copytree(Path(__file__).parents[2] / "results/toys" / run.config.run_id, tmp_path / run.config.run_id)
+    draw_figures(study, planned, tmp_path, None)
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert {"shift_error.png", "shift_loss.png", "points.png", "train_accuracy.png"} <= drawn
