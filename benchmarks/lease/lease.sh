@@ -62,6 +62,7 @@ begin)
 take)
   luggage
   if [ -n "${2:-}" ]; then
+    mkdir -p "$D/part-$2"
     setsid bash -c "'$PY' '$PARTS/prepare' --join '$PARTS/$2' '$D/part-$2' $2 && mv '$D/part-$2/$2.npz' '$D/'" >"$O/join-$2.log" 2>&1 </dev/null &
   fi
   ;;
