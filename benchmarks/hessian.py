@@ -5,10 +5,10 @@
 
 A gradient evaluation is plain eager torch over all of the examples, batch by batch, with torch's fused attention, at
 the same precision. Ours is `steppe.geometry`: double backward through graphs that are kept where they fit (`kept`), the
-same with the elementwise passes of layers written by hand compiled (`fused`) and without such layers (`torch`), and
-compiled whole (`compiled`); compiling is told apart. `rebuilt` makes the graph anew for every product, as most code
-does; `curvlinops` is what it says. These two are timed over `--peer-products` products. Ours are timed from a cold
-start, graphs included. `retries` counts how often the allocator had to give memory back before it found some. `off_by`
+same without the layers written by hand (`torch`), and compiled (`compiled`); compiling is told apart. `rebuilt` makes
+the graph anew for every product, as most code does; `curvlinops` is what it says. These two are timed over
+`--peer-products` products. Ours are timed from a cold start, graphs included; Ctrl-C ends a way with the products made
+so far. `retries` counts how often the allocator had to give memory back before it found some. `off_by`
 is the relative difference of a product from that of `rebuilt`; a ReLU that lies at its kink to rounding may fall to
 either side, which shows as 1e-3. Images are random.
 """
@@ -21,6 +21,8 @@ import time
 import unittest.mock
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +90,27 @@ def time_ours(
         torch.cuda.reset_peak_memory_stats(device)
         retries = torch.cuda.memory_stats(device)["num_alloc_retries"]
     start = wait(device)
+    ends: list[float] = []
     with Hessian(model, batches, **options) as hessian:
         vector = hessian.random("whole", torch.Generator().manual_seed(0))
-        pair = power_iteration(hessian.multiply, vector, iterations, tolerance=0.0)
-        total = wait(device) - start
+
+        def multiply(along: Tensor) -> Tensor:
+            product = hessian.multiply(along)
+            ends.append(wait(device))
+            return product
+
+        pair = None
+        with suppress(KeyboardInterrupt):
+            pair = power_iteration(multiply, vector, iterations, tolerance=0.0)
         chunks, kept = len(hessian._chunks()), len(hessian.graphs)
         product = hessian.multiply(vector)
     found = {
-        "product_s": total / iterations,
+        "products": len(ends),
+        "product_s": (ends[-1] - start) / len(ends),
+        "later_product_s": statistics.median(b - a for a, b in pairwise(ends)) if len(ends) > 1 else None,
         "compile_s": round(warmup_s, 1),
-        "lambda_max": pair.value,
-        "residual": pair.residual,
+        "lambda_max": pair and pair.value,
+        "residual": pair and pair.residual,
         "chunk": hessian.chunk,
         "kept": f"{kept}/{chunks}",
     }
@@ -127,7 +139,26 @@ def time_curvlinops(
         )
         vector = torch.randn(operator.shape[1], generator=torch.Generator().manual_seed(0)).to(device)
         seconds = time_calls(lambda: operator @ vector, count, device)
-        return {"product_s": seconds}, (operator @ vector).detach()
+        return {"products": count, "product_s": seconds}, (operator @ vector).detach()
+
+
+def profile(model: nn.Module, batches: Batches, device: torch.device, precision: Any) -> None:
+    """Print which kernels a gradient and a product through kept graphs are made of, the longest first."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with Hessian(model, batches, precision=precision) as hessian:
+        vector = hessian.random("whole", torch.Generator().manual_seed(0))
+        hessian.multiply(vector)
+        for call in (lambda: evaluate_gradient(model, batches), lambda: hessian.multiply(vector)):
+            with torch.profiler.profile(activities=kinds) as profiled:
+                call()
+                wait(device)
+            print(
+                profiled.key_averages().table(
+                    sort_by=f"self_{device.type}_time_total", row_limit=25, max_name_column_width=90
+                )
+            )
 
 
 def main() -> None:
@@ -143,6 +174,7 @@ def main() -> None:
     parser.add_argument("--gradients", type=int, default=10)
     parser.add_argument("--peer-products", type=int, default=3)
     parser.add_argument("--precision", choices=["float32", "tf32"], default="float32")
+    parser.add_argument("--profile", action="store_true", help="also print what a product of `kept` is made of")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="small models, images and counts")
     arguments = parser.parse_args()
@@ -163,6 +195,8 @@ def main() -> None:
             ModelConfig(name=name), image_size=arguments.image_size, channels=arguments.channels, classes=10
         ).to(device)
         gradient_s = time_gradient(model, batches, arguments.gradients, device, arguments.precision)
+        if arguments.profile:
+            profile(model, batches, device, arguments.precision)
         reference: Tensor | None = None
         for way in sorted(arguments.ways, key=lambda way: way != "rebuilt"):
             options: dict[str, Any] = {"precision": arguments.precision}
@@ -177,25 +211,24 @@ def main() -> None:
                 options |= {"compiled": True, "chunk": arguments.compiled_chunk}
                 timed = time_ours(model, batches, arguments.iterations, device, warm=True, **options)
             else:
-                layers.COMPILED_FOR = {(device.type, torch.float32)} if way == "fused" else set()
                 with unittest.mock.patch.dict(layers.HandWritten.known, clear=way == "torch"):
-                    timed = time_ours(model, batches, arguments.iterations, device, warm=way == "fused", **options)
-                layers.COMPILED_FOR = set()
+                    timed = time_ours(model, batches, arguments.iterations, device, **options)
             figures, product = timed
             reference = product if reference is None else reference
-            peer = way in ("curvlinops", "rebuilt")
+            later = figures.pop("later_product_s", None)
             row = {
                 "model": name,
                 "way": way,
                 "examples": arguments.examples,
                 "batch": arguments.batch,
                 "precision": arguments.precision,
-                "products": arguments.peer_products if peer else arguments.iterations,
+                "products": figures.pop("products"),
                 "gradient_s": round(gradient_s, 5),
                 "product_s": round(figures.pop("product_s"), 5),
                 "off_by": float((product - reference).norm() / reference.norm()),
             }
             row["product_over_gradient"] = round(row["product_s"] / row["gradient_s"], 3)
+            row["later_over_gradient"] = later and round(later / gradient_s, 3)
             for key in ("compile_s", "lambda_max", "residual", "chunk", "kept", "peak_gib", "retries"):
                 row[key] = figures.get(key)
             row |= made

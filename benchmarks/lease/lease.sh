@@ -7,11 +7,11 @@
 #           benchmarks/lease/lease.sh pack cifar10/train_0 …   put these parts into .device_data, the next call's luggage
 #   there:  … begin QUEUE      take the tree, the wheels and the parts; start queues/QUEUE.sh in the background
 #           … take [SET]       take more parts; with SET: these were its last, put it together
-#           … wait SECONDS     until the queue has ended; what it made goes to $OUT, without weights
+#           … wait SECONDS     until the queue has ended; what it made goes to $OUT, without weights, as at most eight files
 #
 # A queue sources this file and calls `job NAME SECONDS COMMAND…` and `need SET`. REHEARSE=1 runs it here, on a CPU: set T, R, O, D, PY.
 set -uo pipefail
-T=${T:-/root/tree} R=${R:-/root/runs} O=${O:-/root/out} D=${D:-/root/data} PARTS=${PARTS:-/root/parts} PY=${PY:-python3}
+T=${T:-/root/tree} R=${R:-/root/runs} O=${O:-/root/logs} D=${D:-/root/data} PARTS=${PARTS:-/root/parts} PY=${PY:-python3}
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export STEPPE_DATA=$D PYTHONUNBUFFERED=1 PYTHONPATH=$T/src
 [ -n "${REHEARSE:-}" ] || PYTHONPATH+=:$T/.device_wheels # of the Python there
@@ -30,7 +30,10 @@ job() { # NAME SECONDS COMMAND…: its output, exit status and seconds are kept
 
 need() { until [ -e "$D/$1.npz" ]; do sleep 1; done; } # SET: wait until it is put together
 
-share() { nvidia-cuda-mps-control -d 2>/dev/null || true; } # several processes at once on one GPU
+share() { # several processes at once on one GPU
+  nvidia-cuda-mps-control -d
+  echo "MPS rc=$?" | tee -a "$O/jobs.txt"
+}
 
 case "${1:-}" in
 parts)
@@ -71,7 +74,8 @@ wait)
     [ -e "$O/ended" ] && break
     sleep 1
   done
-  cat "$O/jobs.txt" "$O/queue.log" | tail -60
+  cat "$O/jobs.txt"
+  tail -n 2 "$O"/*.log
   tar czf "$OUT/out.tgz" -C "$O" .
   for study in "$R"/*/; do
     tar czf "$OUT/$(basename "$study").tgz" -C "$R" --exclude='*.safetensors' --exclude='*.pt' --exclude='checkpoint*' --exclude='*.html' "$(basename "$study")"

@@ -142,6 +142,11 @@ def test_the_best_of_a_sweep_is_chosen_by_validation_with_every_seed(tmp_path):
     assert above.verdict == "holds"
     assert both.difference == pytest.approx((0.80 + 0.81 + 0.82 + 0.8 + 0.81 + 0.8) / 6 - 0.75)
 
+    (unfinished,) = (p for p in planned if (*p.labels.values(), p.config.seed) == ("A", "0.2", 2))
+    (tmp_path / "runs" / unfinished.config.run_id / "summary.json").unlink()
+    (cell,) = compare_study(study, planned, tmp_path / "runs", read_published(study, path)).cells
+    assert (cell.measured, cell.seeds, cell.of_seeds) == (0.1, 2, 3), "of seed 2 the better one is not known yet"
+
 
 def test_best_of_an_axis_that_is_not_there_is_refused():
     text = {"name": "s", "axes": {"rho": {"1": {}}}, "claims": [{"text": "x", "holds": "epochs[radius=best] > 1"}]}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,37 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from steppe.geometry.by_hand import ByHand, Known, Layer, Tensors
-from steppe.measuring import ran_out_of_memory
 
 
 def _add(*terms: Tensor | None) -> Tensor | None:
     present = [term for term in terms if term is not None]
     return sum(present[1:], start=present[0]) if present else None
-
-
-COMPILED_FOR: set[tuple[str, torch.dtype]] = set()
-"""Kinds of tensors that passes are compiled for. None by default: that takes seconds in every process, and
-what it brings is for benchmarks/hessian.py to show (its way `fused`)."""
-_COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-
-def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is one pass over memory where it is compiled, at its first use."""
-
-    @wraps(function)
-    def call(first: Tensor, *others: Any) -> Any:
-        if (first.device.type, first.dtype) not in COMPILED_FOR or torch.is_grad_enabled():
-            return function(first, *others)
-        try:
-            compiled = _COMPILED.setdefault(function, torch.compile(function))
-            return compiled(*(x.detach() if isinstance(x, Tensor) else x for x in (first, *others)))
-        except Exception as error:
-            if ran_out_of_memory(error):
-                raise
-            _COMPILED[function] = function  # no compiler here: slower, and as right
-            return function(first, *others)
-
-    return call
 
 
 class Linear(Layer):
@@ -109,15 +83,12 @@ class Gelu(Layer):
 
     def second(self, vectors: Tensors, g: Tensor, x: Tensor) -> Tensors:
         """Of g and x."""
-        found: Tensors = _gelu_second(vectors[0], g, x)
-        return found
-
-
-@_fused
-def _gelu_second(v: Tensor, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    density = torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
-    slope = 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density
-    return v * slope, v * g * density * (2 - x * x)
+        (v,) = vectors
+        if v is None:
+            return None, None
+        density = torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+        slope = 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density
+        return v * slope, v * g * density * (2 - x * x)
 
 
 class LayerNorm(Layer):
@@ -152,7 +123,6 @@ class LayerNorm(Layer):
         return along, by_x, by_weight, None
 
 
-@_fused
 def _norm_second(
     g: Tensor,
     x: Tensor,
@@ -231,7 +201,6 @@ class Attention(Layer):
         return logits if bias is None else logits + bias
 
 
-@_fused
 def _softmax_second(logits: Tensor, g: Tensor, moved: Tensor, more: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The softmax, its change along `moved`, its gradient, and the gradient of their product by the logits."""
     p = torch.softmax(logits, -1)

@@ -144,14 +144,19 @@ class _Found:
         return self._best(cells, measure.chosen_axes) if measure.chosen_axes else cells
 
     def _best(self, cells: list[list[PlannedRun]], axes: Sequence[str]) -> list[list[PlannedRun]]:
-        """Of cells that differ in these axes alone, with every seed the run that validates best."""
-        groups: dict[tuple[tuple[str, str], ...], dict[int, PlannedRun]] = {}
+        """Of cells that differ in these axes alone, with every seed the run that validates best.
+
+        While one of them is unfinished that one stands for the seed, which so has no figure yet: it might be the best.
+        """
+        groups: dict[tuple[tuple[str, str], ...], dict[int, list[PlannedRun]]] = {}
         for run in (run for runs in cells for run in runs):
             group = groups.setdefault(tuple((a, v) for a, v in run.labels.items() if a not in axes), {})
-            seed = run.config.seed
-            if seed not in group or self._validation(run) > self._validation(group[seed]):
-                group[seed] = run
-        return [list(group.values()) for group in groups.values()]
+            group.setdefault(run.config.seed, []).append(run)
+        return [[self._choose(runs) for runs in seeds.values()] for seeds in groups.values()]
+
+    def _choose(self, runs: Sequence[PlannedRun]) -> PlannedRun:
+        ranked = sorted(runs, key=self._validation, reverse=True)
+        return ranked[0] if self._validation(ranked[-1]) > -math.inf else ranked[-1]
 
     def _validation(self, run: PlannedRun) -> float:
         value = self.read(run, "val_accuracy")

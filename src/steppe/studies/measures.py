@@ -107,10 +107,10 @@ def read_measure(run: Run, name: str, own: Own | None = None) -> Value | None:
         return minuend - subtrahend if known else None  # type: ignore[operator]
     first, _, rest = SHORT.get(name, name).partition(".")
     try:
-        if first == "config":
-            return _plain(_dig(run.config.model_dump(), rest))
         if run.read("summary.json").get("status") != "finished":
             return None
+        if first == "config":
+            return _plain(_dig(run.config.model_dump(), rest))
         if first == "metrics":
             return _of_epoch(run.metrics(), rest)
         return _plain(_dig(with_own(run.read(f"{first}.json"), first, own or {}), rest))
