@@ -140,6 +140,7 @@ def test_geometry_adds_to_a_run_and_does_not_measure_twice(runs, capsys):
         "seed": 0,
         "loss": "cross_entropy",
         "batchnorm": "kept",
+        "batch": 512,
         "directions": "random",
     }
     assert found["landscape"]["made_on"] == {"device": "cpu", "torch": torch.__version__, "precision": "float32"}
@@ -421,6 +422,18 @@ def test_a_killed_eigenvalue_goes_on_with_the_next_part_and_ends_alike(runs):
     assert resumed["parts"]["head"]["lambda_max"]["value"] == 123.0
     resumed["parts"]["head"]["lambda_max"]["value"] = right
     assert resumed == whole
+    assert not partial.exists()
+
+
+def test_partial_results_from_before_a_setting_was_added_are_used_and_forgotten(runs):
+    asked = ("--only", "line", *(word for size in ("points=3", "examples=20") for word in ("--set", f"line.{size}")))
+    assert steppe("geometry", runs / "vit1", *asked) == 0
+    settings = Run(runs / "vit1").read("geometry.json")["line"]["settings"]
+    old = {"settings": {key: value for key, value in settings.items() if key != "batch"}, "found": [123.0]}
+    partial = runs / "vit" / "geometry.partial.json"
+    partial.write_text(json.dumps({"line": old}))
+    assert steppe("geometry", runs / "vit", *asked) == 0
+    assert Run(runs / "vit").read("geometry.json")["line"]["loss"][0] == 123.0
     assert not partial.exists()
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from commands import steppe
 
+from steppe.geometry.measures import MEASURES
 from steppe.runs import Run, locked
 
 
@@ -106,3 +109,21 @@ def test_nothing_to_measure(capsys):
     assert "nothing to measure" in capsys.readouterr().err
     assert steppe("evaluate", "--list") == 0
     assert "corruptions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+    ids=["cuda", "cpu", "python"],
+)
+def test_memory_that_runs_out_beyond_help_is_no_traceback(runs, capsys, monkeypatch, error):
+    def raise_it(*_):
+        raise error
+
+    monkeypatch.setitem(MEASURES, "norms", replace(MEASURES["norms"], function=raise_it))
+    assert steppe("geometry", runs / "vit", "--only", "norms") == 2
+    assert "the memory ran out" in capsys.readouterr().err

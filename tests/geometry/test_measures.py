@@ -11,7 +11,7 @@ import torch
 
 from steppe import data
 from steppe.config import DataConfig, RunConfig
-from steppe.errors import ConfigError, MeasureError
+from steppe.errors import ConfigError, MeasureError, SteppeError
 from steppe.geometry import ClassLoss, measure_curvature, measure_sharpness, trained_loss
 from steppe.geometry.curvature import top_eigenvectors
 from steppe.geometry.landscape import measure_line
@@ -193,6 +193,64 @@ def test_noise_landscapes_and_attention_say_how_they_were_made(digits):
     }
     assert measured("landscape", model, digits, points=2)["how"]["batch_norm"] == "running"
     assert measured("attention", model, digits)["how"] == {**how, "loss": "none", "examples": 8, "batch": 8, "seed": 0}
+
+
+def _hungry(model, limit):
+    """Have a model run out of memory above a number of images, as a GPU does."""
+
+    def refuse(module, inputs):
+        if len(inputs[0]) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    model.register_forward_pre_hook(refuse)
+
+
+@pytest.mark.parametrize("name", ["norms", "missing_rate", "noise", "line", "sharpness", "trace"])
+def test_memory_that_runs_out_leaves_the_figures_what_they_are(digits, name):
+    model = build_model(RunConfig.model_validate({"model": {"name": "resnet_tiny"}}), digits).eval()
+    torch.nn.init.normal_(model.head.weight)
+    changes = {"noise_draws": 2, "noise_examples": 40, "points": 3, "probes": 2}
+    changes = {key: value for key, value in changes.items() if key in MEASURES[name].defaults}
+    whole = _numbers(measured(name, model, digits, **changes))
+    _hungry(model, 7)
+    cut = _numbers(measured(name, model, digits, **changes))
+    assert cut.keys() == whole.keys()
+    assert cut == pytest.approx(whole, rel=1e-4, abs=1e-7)
+
+
+def _numbers(found, path=""):
+    if isinstance(found, dict):
+        return {
+            k: v
+            for key, value in found.items()
+            if key not in ("how", "checks")
+            for k, v in _numbers(value, f"{path}.{key}").items()
+        }
+    if isinstance(found, list):
+        return {k: v for i, value in enumerate(found) for k, v in _numbers(value, f"{path}.{i}").items()}
+    return {path: found} if isinstance(found, int | float) else {}
+
+
+def test_batches_with_statistics_of_their_own_are_as_large_as_asked(digits):
+    """Their size is a part of the figure, so it is a setting: neither memory nor --batch-size changes it unseen."""
+    model = build_model(RunConfig.model_validate({"model": {"name": "resnet_tiny"}}), digits).eval()
+    torch.nn.init.normal_(model.head.weight)
+
+    def line(batch, at_a_time):
+        asked = settings("line", points=3, batchnorm="reestimated", batch=batch)
+        asked.batch_size = at_a_time
+        return MEASURES["line"].function(model, digits, asked)
+
+    assert line(20, 20) == line(20, 7)
+    assert line(20, 20)["how"]["batch"] == 20
+    assert line(20, 20)["loss"] != pytest.approx(line(40, 20)["loss"], rel=1e-6)
+    assert measured("trace", model, digits, batchnorm="batch", batch=20, probes=2)["how"]["batch"] == 20
+    with pytest.raises(SteppeError, match="cannot be taken on one image"):
+        line(39, 20)
+    _hungry(model, 7)
+    with pytest.raises(SteppeError, match="batch to take statistics on") as caught:
+        line(20, 20)
+    assert "less than batch=20" in str(caught.value)
 
 
 def test_a_landscape_on_eigenvectors(model, digits):

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from cases import TinyConvNet, TinyTransformer, images
@@ -306,3 +310,39 @@ def test_weights_that_are_all_zero_can_be_checked():
     batches = [(torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8))]
     with Hessian(model, batches) as hessian:
         assert check_products(hessian)["finite_differences"] < 1e-3
+
+
+_INTERRUPTED = """
+import signal
+import torch
+from cases import TinyTransformer, images
+from steppe.geometry.products import Hessian
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, stop)
+x, y = images(64)
+for attempt in range(30):
+    with Hessian(TinyTransformer(), [(x, y)]) as hessian:
+        vector = hessian.random("whole", torch.Generator().manual_seed(0))
+        hessian.multiply(vector)
+        signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.0003 * attempt)
+        try:
+            while True:
+                hessian.multiply(vector)
+        except KeyboardInterrupt:
+            pass
+print("interrupted")
+"""
+
+
+def test_a_product_that_is_interrupted_does_not_crash_the_process_at_its_end():
+    ended = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout == "interrupted\n", ended.stderr
+    assert ended.returncode == 0

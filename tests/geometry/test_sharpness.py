@@ -117,6 +117,16 @@ def test_rescaling_moves_sam_and_not_asam():
     assert after["none"]["value"] > 1.5 * before["none"]["value"]
 
 
+def test_a_far_step_is_no_step_back():
+    """Its square is beyond float32: once, it was cut back to nothing and the rise was 0."""
+    model = Bowl([1.0, -2.0, 0.5]).float()
+    data = [(torch.zeros(4, 1), torch.arange(4) % 2)]
+    found = measure_sharpness(model, data, rho=1e25, loss=lambda logits, targets: logits.sum(1))
+    assert found["value"] == pytest.approx(1e25 * 3**0.5, rel=1e-5)
+    with pytest.raises(SteppeError, match="not finite within the ball"):
+        measure_sharpness(model, data, rho=1e25, loss=lambda logits, targets: logits.square().sum(1))
+
+
 def test_a_stationary_point_has_no_way_up():
     found = measure_sharpness(Bowl([0.0, 0.0, 0.0]), DATA, rho=0.3, loss=quadratic, steps=3)
     assert found["value"] == 0.0

@@ -7,7 +7,7 @@ from oracle import make
 from torch import Tensor, nn
 
 from steppe.errors import ConfigError, SteppeError
-from steppe.geometry import measure_tangent_kernel
+from steppe.geometry import measure_tangent_kernel, tangent
 from steppe.geometry.tangent import with_relu
 
 
@@ -53,6 +53,29 @@ def test_agrees_with_an_explicit_jacobian(name, definition, memory_gib):
     assert found["name"] == f"ntk_kappa_{definition}{'1' if definition == 'one' else ''}_4x{count}"
     assert found["settings"]["examples"] == 4 * count
     assert found["settings"]["precision"] == "float64"
+
+
+def test_memory_that_runs_out_makes_fewer_rows_at_a_time(monkeypatch):
+    model, batches = make("vit")
+    whole = measure_tangent_kernel(model, batches, block=8)
+    rows_of, asked = tangent._rows, []
+
+    def hungry(*args):
+        rows = rows_of(*args)
+        compute = rows.compute
+
+        def some(start, stop):
+            asked.append(stop - start)
+            if stop - start > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return compute(start, stop)
+
+        rows.compute = some
+        return rows
+
+    monkeypatch.setattr(tangent, "_rows", hungry)
+    assert measure_tangent_kernel(model, batches, block=8)["kappa"] == pytest.approx(whole["kappa"], rel=1e-9)
+    assert asked[:3] == [8, 4, 2]
 
 
 def test_batchnorm_of_a_block_couples_its_examples():

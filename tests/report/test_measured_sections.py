@@ -129,6 +129,21 @@ def test_runs_measured_otherwise_are_not_averaged(new_run):
     assert not settings_notes(subjects)["scores"]["mixed"]
 
 
+def test_settings_that_came_later_do_not_set_earlier_figures_apart(pair):
+    first, second = (run.path / "geometry.json" for run in pair)
+    found = json.loads(second.read_text())
+    found["lambda_max"]["settings"] |= {"batchnorm": "running", "batch": 512, "subsets": 1}
+    second.write_text(json.dumps(found))
+    *_, subjects, _ = look(pair)
+    assert settings_notes(subjects)["lambda_max"] == {"text": "parts roles, examples 256", "mixed": False}
+    found["lambda_max"]["settings"]["batchnorm"] = "batch"
+    second.write_text(json.dumps(found))
+    *_, subjects, _ = look(pair)
+    assert settings_notes(subjects)["lambda_max"]["mixed"]
+    assert "batchnorm batch (1 run)" in settings_notes(subjects)["lambda_max"]["text"]
+    assert "batchnorm" not in first.read_text()
+
+
 def test_figures_have_their_settings(pair):
     rows, records, subjects, _ = look(pair)
     found = every_scalar(subjects)

@@ -172,3 +172,11 @@ def test_points_of_every_set_are_drawn_on_one_scale():
     assert figure.axes[1].collections[0].get_offsets().tolist() == outer.tolist()
     first, second = figure.axes[0].collections[0].get_facecolors()
     assert (first != second).any(), "a class has a colour of its own"
+
+
+def test_a_landscape_says_what_its_directions_are():
+    about = {"directions": {"eigenvalues": []}}
+    assert paper.draw_landscape(SQUARE).axes[0].get_xlabel() == "first direction"
+    assert paper.draw_landscape({**SQUARE, **about}).axes[0].get_ylabel() == "second eigenvector"
+    line = {"steps": STEPS, "loss": [2.0, 0.1, 1.0], "centre": 0.1}
+    assert paper.draw_line({**line, **about}).axes[0].get_xlabel() == "step along the eigenvector"

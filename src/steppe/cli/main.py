@@ -71,7 +71,8 @@ def main(argv: list[str] | None = None) -> None:
         where = f"\n  where: {str(error.filename)[:200]}" if error.filename else ""
         _complain(f"the system refused: {error.strerror or error}{where}")
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+        told = "allocate memory" in str(error) or "out of memory" in str(error)  # a CPU's words, and CUDA's
+        if not isinstance(error, MemoryError) and not told:
             raise
         _complain("the memory ran out\n  mend:  try a smaller batch_size or image_size, or another model")
     finally:

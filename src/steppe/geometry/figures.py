@@ -19,7 +19,7 @@ from steppe.geometry.parts import WHOLE, trained_parameters
 from steppe.geometry.sharpness import measure_sharpness
 from steppe.geometry.spectrum import measure_spectrum
 from steppe.geometry.tangent import measure_tangent_kernel
-from steppe.measuring import Batches, Settings
+from steppe.measuring import Batches, Settings, in_smaller_chunks
 from steppe.models import activations, blocks, partitions
 
 T = TypeVar("T")
@@ -137,14 +137,22 @@ def norms(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, A
     settings.tell(1, 2)
     out: dict[str, Any] = {"weights": weight_norms(model, _all_parts(model)), "gradients": gradients["parts"]}
     modules = activations(model)
-    neurons = measure_activations(model, batches, modules=modules)["blocks"] if modules else {}
+
+    def count(size: int) -> Any:
+        return measure_activations(model, _images(dataset, settings, size), modules=modules)["blocks"]
+
+    neurons = in_smaller_chunks(count, settings.batch_size, settings.say) if modules else {}
     return {**out, "activations": neurons, "how": gradients["how"]}
 
 
 def missing_rate(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """How often a mixture of two images is taken for a third class."""
-    found = measure_missing_rate(model, _images(dataset, settings), weight=settings["weight"], seed=settings["seed"])
-    return _told(found)
+
+    def mix(size: int) -> Any:
+        some = _images(dataset, settings, size)
+        return measure_missing_rate(model, some, weight=settings["weight"], seed=settings["seed"])
+
+    return _told(in_smaller_chunks(mix, settings.batch_size, settings.say))
 
 
 _EIGENVECTOR_EXAMPLES = 1000
@@ -175,10 +183,13 @@ def _whole(found: Any) -> bool:
     return found is not None and all(map(_whole, inner))
 
 
-def _images(dataset: Dataset, settings: Settings) -> Batches:
+def _images(dataset: Dataset, settings: Settings, size: int | None = None) -> Batches:
+    """The training images to measure on, `size` at a time; where a batch has its own statistics, as many as asked."""
     if settings["examples"] < 1:
         raise ConfigError("at least one example is needed", where="--set")
-    return settings.batches(dataset.train, dataset, settings["examples"])
+    if settings.get("batchnorm") == "batch":
+        size = settings["batch"]
+    return settings.batches(dataset.train, dataset, settings["examples"], size)
 
 
 def _all_parts(model: nn.Module) -> Mapping[str, list[str]]:

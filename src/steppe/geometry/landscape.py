@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steppe.errors import MeasureError
+from steppe.errors import MeasureError, SteppeError
 from steppe.measuring import CROSS_ENTROPY, Batches, Loss, as_found, finite, ignore
 
 Direction = Sequence[Tensor]
@@ -75,6 +75,11 @@ def coordinates(points: int, radius: float) -> list[float]:
     return [radius * (2 * k - (points - 1)) / (points - 1) for k in range(points)]
 
 
+def batch_norms(model: nn.Module) -> list[Any]:
+    """The layers whose statistics can be taken anew."""
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+
+
 class LossAt:
     """The mean loss over fixed batches, at weights that are written into the model.
 
@@ -91,10 +96,11 @@ class LossAt:
         self.model, self.batches, self.loss = model, batches, loss
         self.examples = sum(len(labels) for _, labels in batches)
         self.parameters: list[Tensor] = list(trainable(model))
-        self.norms = [
-            m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
-        ]
+        self.norms = batch_norms(model)
         self.reestimate = reestimate and bool(self.norms)
+        if self.reestimate and any(len(labels) == 1 for _, labels in batches):
+            what = "BatchNorm's statistics cannot be taken on one image, and the last batch has no more"
+            raise SteppeError(what, mend="take an image more or less, or batches of another size")
         self.total = torch.zeros((), dtype=torch.float64, device=batches[0][0].device)
         self._graph: torch.cuda.CUDAGraph | None = None
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from steppe.config import MeasureConfig
 from steppe.data import Dataset, in_order
-from steppe.errors import ConfigError, MeasureError
+from steppe.errors import ConfigError, MeasureError, SteppeError
 from steppe.geometry import figures
 from steppe.geometry.attention import attention_maps, evenness
 from steppe.geometry.how import describe
-from steppe.geometry.landscape import measure_between, measure_line, measure_square, random_directions
+from steppe.geometry.landscape import batch_norms, measure_between, measure_line, measure_square, random_directions
 from steppe.geometry.noise import measure_noise_loss
 from steppe.geometry.rescaling import rescaling
 from steppe.geometry.tangent import Definition
@@ -29,6 +29,7 @@ from steppe.measuring import (
     Settings,
     Text,
     in_smaller_chunks,
+    ran_out_of_memory,
     sample,
 )
 from steppe.measuring.table import LOSSES
@@ -119,6 +120,9 @@ def _random(
 BATCHNORM = {"kept": False, "reestimated": True}
 """Whether BatchNorm's statistics are taken anew at each point of a landscape."""
 
+BATCH = 512
+"""Images whose statistics BatchNorm takes together, where it does not go by its running ones."""
+
 DIRECTIONS: dict[str, Callable[[nn.Module, Dataset, Settings, int], tuple[list[list[Tensor]], dict[str, Any]]]] = {
     "random": _random,
     "eigenvectors": figures.eigenvectors,
@@ -148,7 +152,10 @@ def _attention(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[s
 def _on_training_images(
     model: nn.Module, dataset: Dataset, settings: Settings, work: Callable[[Batches], dict[str, Any]], examples: int
 ) -> dict[str, Any]:
-    """Measure on training images, in smaller chunks if need be, and write down how."""
+    """Measure on training images, in smaller chunks if need be, and write down how.
+
+    A batch that BatchNorm's statistics are taken on is as large as asked: another cut would give other figures.
+    """
     if examples < 1:
         raise ConfigError("at least one example is needed", where="--set")
 
@@ -159,6 +166,14 @@ def _on_training_images(
             how["batch_norm"] = "reestimated"
         return {**work(batches), "how": how}
 
+    if settings.get("batchnorm") == "reestimated" and batch_norms(model):
+        try:
+            return in_chunks(settings["batch"])
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            mend = f"ask for less than batch={settings['batch']}, or for batchnorm=kept: that can be cut"
+            raise SteppeError("the memory does not hold a batch to take statistics on", mend=mend) from None
     return in_smaller_chunks(in_chunks, settings.batch_size, settings.say)
 
 
@@ -168,6 +183,7 @@ _LANDSCAPE: dict[str, Any] = {
     "seed": 0,
     "loss": "cross_entropy",
     "batchnorm": "kept",
+    "batch": BATCH,
     "directions": "random",
 }
 
@@ -188,6 +204,7 @@ _HESSIAN: dict[str, Any] = {
     "precision": "float32",
     "compiled": False,
     "batchnorm": "running",
+    "batch": BATCH,
 }
 _OF_HESSIAN: dict[str, Allowed] = {"batchnorm": get_args(BatchNormMode)}
 
@@ -213,6 +230,7 @@ _MAY: dict[str, Allowed] = {
     "points": Range(2),
     "radius": Range(0, above=True),
     "batchnorm": tuple(BATCHNORM),
+    "batch": Range(2),
     "directions": tuple(DIRECTIONS),
     "images": Range(1),
     **{f"rho_{scaling}": Range(0, above=True) for scaling in figures.SCALINGS},
@@ -326,7 +344,7 @@ MEASURES: dict[str, Measure] = {
     "between": Measure(
         _between,
         "loss on the way to another run of the same model (--with), and the barrier",
-        {"points": 21, "examples": 5000, "loss": "cross_entropy", "batchnorm": "reestimated"},
+        {"points": 21, "examples": 5000, "loss": "cross_entropy", "batchnorm": "reestimated", "batch": BATCH},
         quick={"points": 11, "examples": 256},
         allowed=_MAY,
         by_default=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,9 +29,9 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
             self._seen[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # with its history, a layer that saves its own value would never be freed
 
-    def _unpack(self, packed: Any) -> Tensor:
-        found: Tensor = packed
-        return found
+    _unpack: Callable[[Any], Tensor] = staticmethod(Tensor.detach)
+    """Not in Python: Ctrl-C would be raised there, within torch's engine, which never frees a graph left that way; the
+    graph outlives the interpreter and ends it by a segmentation fault."""
 
 
 def free_bytes(device: torch.device) -> float:

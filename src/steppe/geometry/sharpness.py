@@ -177,12 +177,12 @@ def _climb(point: Hessian, scale: Tensor | float, rho: float, steps: int, pace: 
     offset, best = torch.zeros_like(origin), -math.inf
     for _ in range(steps):
         direction = scale * gradient
-        length = float(direction.norm())
+        length = _length(direction)
         if length == 0:  # a stationary point: there is no way up to first order
             best = max(best, clean)
             break
         offset.add_(direction, alpha=pace / length)
-        offset /= max(1.0, float(offset.norm()) / rho)
+        offset /= max(1.0, _length(offset) / rho)
         with torch.no_grad():
             for weight, moved in zip(weights, point.unflatten(origin + scale * offset).values(), strict=True):
                 weight.copy_(moved)
@@ -193,3 +193,8 @@ def _climb(point: Hessian, scale: Tensor | float, rho: float, steps: int, pace: 
             )
         best = max(best, here)
     return clean, best
+
+
+def _length(vector: Tensor) -> float:
+    """Summed in float64: in float32 the squares of a far step are infinite, and it would be cut back to none."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, TypedDict
 
 import torch
@@ -27,7 +28,16 @@ from steppe.errors import ConfigError, SteppeError
 from steppe.geometry.how import How, borrowed, describe
 from steppe.geometry.memory import free_bytes
 from steppe.geometry.parts import trained_parameters
-from steppe.measuring import CROSS_ENTROPY, Batches, BatchNormMode, check_batches, check_finite, count_examples, ignore
+from steppe.measuring import (
+    CROSS_ENTROPY,
+    Batches,
+    BatchNormMode,
+    check_batches,
+    check_finite,
+    count_examples,
+    ignore,
+    in_smaller_chunks,
+)
 
 Definition = Literal["all", "sum", "one"]
 
@@ -198,7 +208,10 @@ def _rows(model: nn.Module, images: Tensor, definition: Definition, logit: int, 
 def _gram(rows: _Rows, memory: float) -> Tensor:
     """J Jᵀ in float64, by tiles of as many rows as there is room for, two tiles at a time."""
     room = int(memory / (rows.width * rows.size))
-    tile = rows.count if room >= rows.count else max(1, room // 2)
+    return in_smaller_chunks(partial(_tiled, rows), rows.count if room >= rows.count else max(1, room // 2))
+
+
+def _tiled(rows: _Rows, tile: int) -> Tensor:
     starts = range(0, rows.count, tile)
     kernel = torch.zeros(rows.count, rows.count, dtype=torch.float64)
     for a in starts:

@@ -41,4 +41,5 @@ def in_smaller_chunks(work: Callable[[int], T], batch_size: int, say: Callable[[
 
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether an exception is memory running out, on any device."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+    words = ("allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")  # torch's CPU; CUDA; its libraries
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)

@@ -65,7 +65,8 @@ def draw_landscape(found: Mapping[str, Any], title: str = "") -> Figure:
         steps, steps, np.ma.masked_invalid(loss), levels=spread[::2], colors="white", linewidths=0.4, alpha=0.7
     )
     flat.plot(0, 0, marker="+", color="white", markersize=10, markeredgewidth=1.5)
-    flat.set(xlabel="first direction", ylabel="second direction", aspect="equal")
+    along = _along(found)
+    flat.set(xlabel=f"first {along}", ylabel=f"second {along}", aspect="equal")
     bar = figure.colorbar(filled, ax=flat, fraction=0.046, pad=0.03, format="%.3g")
     bar.set_ticks([float(level) for level in spread[::4]])
     bar.ax.minorticks_off()
@@ -75,7 +76,7 @@ def draw_landscape(found: Mapping[str, Any], title: str = "") -> Figure:
     height = np.log10(loss) if logarithmic else loss
     solid.plot_surface(x, y, height, cmap="viridis", linewidth=0, rcount=60, ccount=60)
     solid.set(xlabel="first", ylabel="second")
-    solid.set_zlabel("log₁₀ loss" if logarithmic else "loss")
+    solid.set_zlabel("log₁₀ loss" if logarithmic else "loss", labelpad=4 if logarithmic else 12)
     for axis in (solid.xaxis, solid.yaxis, solid.zaxis):
         axis.set_major_locator(MaxNLocator(5))
     solid.view_init(elev=28, azim=-55)
@@ -83,6 +84,11 @@ def draw_landscape(found: Mapping[str, Any], title: str = "") -> Figure:
     said = f"loss at the weights {centre:.4g}" if centre is not None else ""
     figure.suptitle(" · ".join(text for text in (title, said) if text), fontsize=_SIZE + 1)
     return figure
+
+
+def _along(found: Mapping[str, Any]) -> str:
+    """What a landscape's direction is: only of eigenvectors is it stored how they were found."""
+    return "eigenvector" if found.get("directions") else "direction"
 
 
 def draw_line(found: Mapping[str, Any], title: str = "") -> Figure:
@@ -94,7 +100,7 @@ def draw_line(found: Mapping[str, Any], title: str = "") -> Figure:
         axes.plot(0, found["centre"], marker="o", color=_ORANGE, linestyle="none", label="the weights")
         axes.legend(frameon=False, loc="upper center")
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set(xlabel="step along the direction", ylabel="loss", title=title)
+    axes.set(xlabel=f"step along the {_along(found)}", ylabel="loss", title=title)
     return _tidy(figure, axes)
 
 

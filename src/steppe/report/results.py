@@ -17,6 +17,8 @@ from steppe.report.record import Record, dig
 from steppe.report.table import Row, Stat, name_row, spread
 
 _NOT_SETTINGS = {"with", "with_sha256", "compiled"}
+_USUAL = {"batch": 512, "batchnorm": "running", "subsets": 1}
+"""Settings that came later than some results, which count as made with these: said only where they are others."""
 _OF_TRAINING = {"noise_loss": ("sigma", "draws", "examples")}
 """Results that training adds itself hold their settings among their figures."""
 
@@ -56,7 +58,7 @@ def describe_settings(measure: str, found: Mapping[str, Any]) -> str:
     asked = found.get("settings")
     if not isinstance(asked, Mapping):
         asked = {key: found[key] for key in _OF_TRAINING.get(measure, ()) if key in found}
-    shown = {str(k): v for k, v in asked.items() if k not in _NOT_SETTINGS}
+    shown = {str(k): v for k, v in asked.items() if k not in _NOT_SETTINGS and not (k in _USUAL and v == _USUAL[k])}
     return ", ".join(f"{key.replace('_', ' ')} {_word(value)}" for key, value in shown.items())
 
 

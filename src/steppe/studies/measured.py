@@ -89,7 +89,7 @@ def add_results(
                 continue
             notify("start", name, {"about": measure.about})
             before = find_result(parts, key, values, measure.defaults) or {}
-            keeper = _Keeper(unfinished, key, values, say)
+            keeper = _Keeper(unfinished, key, values, measure.defaults, say)
             settings = Settings(
                 values,
                 device=subject.device,
@@ -150,19 +150,21 @@ def _say_what_stays(measure: Measure, old: Any, values: dict[str, Any], say: Cal
 class _Keeper:
     """Writes what a measure has found so far, now and then."""
 
-    def __init__(self, path: Path, key: str, values: dict[str, Any], say: Callable[[str], None]) -> None:
-        self.path, self.key, self.values, self.say = path, key, values, say
+    def __init__(
+        self, path: Path, key: str, values: dict[str, Any], defaults: dict[str, Any], say: Callable[[str], None]
+    ) -> None:
+        self.path, self.key, self.values, self.defaults, self.say = path, key, values, defaults, say
         self.written = -math.inf
 
     def __call__(self, found: Any) -> None:
         if time.monotonic() - self.written < _EVERY_S:
             return
         entry = {"settings": self.values, "found": _jsonable(found)}
-        write_json(self.path, put_result(_read(self.path, self.say), self.key, entry))
+        write_json(self.path, put_result(_read(self.path, self.say), self.key, entry, self.defaults))
         self.written = time.monotonic()
 
     def forget(self) -> None:
-        left = drop_result(_read(self.path, self.say), self.key, self.values)
+        left = drop_result(_read(self.path, self.say), self.key, self.values, self.defaults)
         if left:
             write_json(self.path, left)
         else:
