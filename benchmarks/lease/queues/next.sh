@@ -17,8 +17,10 @@ share
   cut="--set lambda_max.examples=$images --set trace.examples=$images --set spectrum.examples=$images"
   for run in "$R/resnet18-$small"/*-s0-*/; do
     job "tf32-$(basename "$run")" 100 "$PY" -m steppe geometry "$run" --only lambda_max --set lambda_max.parts=whole --set lambda_max.precision=tf32 --set lambda_max.examples=$images
-    job "curvature-$(basename "$run")" 260 "$PY" -m steppe geometry "$run" --only lambda_max,trace,spectrum --set lambda_max.parts=whole --set trace.parts=whole $cut
+    job "curvature-$(basename "$run")" 260 "$PY" -m steppe geometry "$run" --only lambda_max,trace,spectrum,noise --set noise.noise_sigma=0.003 --set lambda_max.parts=whole --set trace.parts=whole $cut
   done
+  pair=("$R/resnet18-$small"/*-s0-*/)
+  job between 100 "$PY" -m steppe geometry "${pair[0]}" --with "${pair[1]}" --only between --set between.examples=$images
   job robustness 200 "$PY" -m steppe evaluate "$R/resnet18-$small" --set corruptions.examples=2000 --set attacks.examples=2000
 ) &
 need cifar100
