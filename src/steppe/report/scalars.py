@@ -109,8 +109,11 @@ def attack_table(rows: Sequence[Row], records: Sequence[Record]) -> list[dict[st
         if all(stat.mean is None for stat in cells):
             continue
         found = next(f for record in group if (f := results_of(record).get("attacks")) is not None)
-        checks = [results_of(record).get("attacks", {}).get("check") for record in group]
-        warnings = [str(w) for check in checks if (w := dig(check, "warning"))]
+        checks = [(record.config.seed, results_of(record).get("attacks", {}).get("check")) for record in group]
+        checks = [(seed, check) for seed, check in checks if isinstance(check, Mapping)]
+        warnings: list[dict[str, Any]] = [
+            {"seed": seed, "text": str(w)} for seed, check in checks if (w := check.get("warning"))
+        ]
         epsilon = number(found.get("epsilon"))
         out.append(
             {
@@ -121,8 +124,9 @@ def attack_table(rows: Sequence[Row], records: Sequence[Record]) -> list[dict[st
                 "epsilon": MISSING if epsilon is None else f"{255 * epsilon:.3g}/255",
                 "steps": str(found.get("steps", MISSING)),
                 "images": str(found.get("examples", MISSING)),
-                "warning": "; ".join(dict.fromkeys(warnings)),
-                "checked": any(isinstance(check, Mapping) for check in checks),
+                "warnings": warnings,
+                "masked": any("masked" in one["text"] for one in warnings),
+                "checked": len(checks),
             }
         )
     return out
