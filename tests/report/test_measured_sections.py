@@ -169,6 +169,19 @@ def test_what_was_found_of_attacks_on_many_seeds_does_not_widen_their_table(new_
     assert "seed 2: many" in found
 
 
+def test_an_attack_is_described_by_the_settings_its_accuracies_were_measured_with(new_run):
+    """Of three seeds the first was attacked harder: it counts for nothing in the row's line."""
+    runs = [new_run(values={"seed": seed}) for seed in (0, 1, 2)]
+    for run, sharpness in zip(runs, (2.0, 1.0, 1.0), strict=True):
+        add_results(run, sharpness)
+    hard = {"epsilon": 0.1, "steps": 50, "settings": {"epsilon": 0.1}}
+    known = runs[0].read("robustness.json")
+    runs[0].write("robustness.json", known | {"attacks": known["attacks"] | hard})
+    (line,) = attack_table(*look(runs)[:2])
+    assert line["cells"][2]["text"] == "50.0 ± 0.0"
+    assert (line["epsilon"], line["steps"], line["checked"], line["warnings"]) == ("2/255", "10", 2, [])
+
+
 def test_large_landscapes_are_thinned_but_keep_their_ends(new_run):
     run = new_run()
     add_results(run, 1.0, points=101)
