@@ -481,3 +481,10 @@ def test_a_shell_offers_names_when_tab_is_pressed(line, offered):
         check=False,
     )
     assert found.stdout.split() == offered
+
+
+def test_completion_set_up_by_python_m_is_that_of_steppe():
+    """And not of every `python`, which would then complete nothing any more."""
+    asked = {**os.environ, "_STEPPE_COMPLETE": "source_bash"}
+    script = subprocess.check_output([sys.executable, "-m", "steppe"], env=asked, text=True)
+    assert script.rstrip().endswith("complete -o default -F _steppe_completion steppe")

@@ -19,8 +19,9 @@ from commands import steppe
 from safetensors.torch import load_file, save_file
 
 from steppe.config import MeasureConfig
+from steppe.evaluate.measures import MEASURES as EVALUATE
 from steppe.geometry.measures import MEASURES
-from steppe.measuring import choose
+from steppe.measuring import Measure, choose
 from steppe.models import weights_sha256
 from steppe.runs import Run
 from steppe.studies.measured import add_results
@@ -473,3 +474,20 @@ def test_runs_side_by_side_say_which_figure_is_which(runs, capsys):
     expected = [Run(runs / name).read("robustness.json")["attacks"]["pgd"] for name in ("vit", "resnet")]
     assert found["attacks: pgd"] == pytest.approx(expected, rel=1e-3)
     assert list(found) == ["scores: top1", "attacks: pgd"]
+
+
+def test_numbers_of_a_measure_of_ones_own_are_printed(runs, capsys, monkeypatch):
+    """It has no headline: its first numbers are shown, on its line and side by side."""
+
+    def work(model, dataset, settings):
+        return {"mean": float(settings["examples"]), "positive": 0.25, "sure": True, "by_class": [1.0, 2.0]}
+
+    margin = Measure(work, "", {"examples": 7})
+    monkeypatch.setitem(EVALUATE, "margin", margin)
+    assert steppe("evaluate", runs / "vit", runs / "resnet", "--only", "margin") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("margin: mean 7  positive 0.25  (0.0 s)") == 2
+    table = [line.split() for line in shown.splitlines()[-3:]]
+    assert table == [["run", "margin:", "mean"], ["vit", "7"], ["resnet", "7"]]
+    assert steppe("evaluate", runs / "vit", "--only", "margin") == 0
+    assert "margin: mean 7  positive 0.25  (found before)" in capsys.readouterr().out

@@ -28,6 +28,15 @@ def publish(*words: str):
     return result, result.output + (str(result.exception) if result.exception else "")
 
 
+def test_kept_studies_say_which_run_is_which():
+    """Without `study.json` the rows of a report would read "base" and "sam" instead of the study's labels."""
+    kept = [path.parent for path in RESULTS.glob("*/compare.json")]
+    assert {"resnet18", "wrn"} <= {folder.name for folder in kept}
+    for folder in kept:
+        listed = {one["run_id"] for one in json.loads((folder / "study.json").read_text())["runs"]}
+        assert {path.parent.name for path in folder.glob("*/config.toml")} <= listed, folder.name
+
+
 def test_the_page_and_the_readme(results, tmp_path):
     readme, page = tmp_path / "README.md", tmp_path / "docs/results.md"
     readme.write_text(f"before\n{BEGIN}\nOUTDATED\n{END}\nafter\n")

@@ -164,8 +164,37 @@ def test_attacks_say_when_gradients_may_be_masked(pair):
     plain, sharp = attack_table(rows, records)
     assert [cell["text"] for cell in plain["cells"]] == ["95.0", "70.0", "40.0"]
     assert plain["epsilon"] == "2/255"
-    assert "<fewer>" in plain["warning"]
-    assert (sharp["warning"], sharp["checked"]) == ("", True)
+    assert "<fewer>" in plain["warnings"][0]["text"]
+    assert (sharp["warnings"], sharp["checked"]) == ([], 1)
+
+
+def test_what_was_found_of_attacks_on_many_seeds_does_not_widen_their_table(new_run, tmp_path):
+    runs = [new_run(values={"seed": seed}) for seed in (0, 1, 2)]
+    for run, sharpness in zip(runs, (2.0, 1.0, 2.0), strict=True):
+        add_results(run, sharpness)
+    (line,) = attack_table(*look(runs)[:2])
+    assert [one["seed"] for one in line["warnings"]] == [0, 2]
+    assert line["checked"] == 3
+    page = write_report(runs, tmp_path / "report.html").read_text()
+    table = page.split('id="attack-table"')[1].split("</table>")[0]
+    assert "too high</span> 2 of 3 seeds" in table
+    assert "restarts" not in table
+    found = page.split("too high in 2 of 3 runs: what the check found")[1].split("</details>")[0]
+    assert found.count("many restarts leave &lt;fewer&gt; right answers") == 2
+    assert "seed 2: many" in found
+
+
+def test_an_attack_is_described_by_the_settings_its_accuracies_were_measured_with(new_run):
+    """Of three seeds the first was attacked harder: it counts for nothing in the row's line."""
+    runs = [new_run(values={"seed": seed}) for seed in (0, 1, 2)]
+    for run, sharpness in zip(runs, (2.0, 1.0, 1.0), strict=True):
+        add_results(run, sharpness)
+    hard = {"epsilon": 0.1, "steps": 50, "settings": {"epsilon": 0.1}}
+    known = runs[0].read("robustness.json")
+    runs[0].write("robustness.json", known | {"attacks": known["attacks"] | hard})
+    (line,) = attack_table(*look(runs)[:2])
+    assert line["cells"][2]["text"] == "50.0 ± 0.0"
+    assert (line["epsilon"], line["steps"], line["checked"], line["warnings"]) == ("2/255", "10", 2, [])
 
 
 def test_large_landscapes_are_thinned_but_keep_their_ends(new_run):

@@ -7,7 +7,8 @@ import pytest
 from steppe.cli import main
 from steppe.config import at_scale, plan
 from steppe.errors import ConfigError, RunError
-from steppe.runs import Run, create_run, put_result, read_json
+from steppe.report import summarise
+from steppe.runs import Run, create_run, put_result, read_json, write_json
 from steppe.studies import compare_study, find_study, read_published, write_comparison
 from steppe.studies.asked import own_settings
 from steppe.studies.measures import check_name, read_measure
@@ -51,10 +52,10 @@ def study_file(tmp_path):
     return folder / "study.toml"
 
 
-def make_runs(path, out, unfinished=()):
+def make_runs(path, out, unfinished=(), scale=None):
     """Run folders as training leaves them, with chosen results."""
     study, _ = find_study(str(path))
-    planned = plan(at_scale(study))
+    planned = plan(at_scale(study, scale))
     for p in planned:
         run = create_run(out / p.config.run_id, p.config)
         how, seed = p.labels["how"], p.config.seed
@@ -127,6 +128,26 @@ def test_the_command_prints_and_writes(study_file, tmp_path, capsys, monkeypatch
     assert "+1" in shown
     assert "2 claims: 2 holds" in shown
     assert (tmp_path / "runs" / "mine" / "compare.json").is_file()
+
+
+def test_runs_brought_home_without_their_study_are_known_again(study_file, tmp_path, capsys):
+    """The scale is the one their names belong to, and the folder says from then on which run is which cell."""
+    epochs = "\n".join(f"[scale.{name}.base]\nbudget = {{ epochs = {n} }}" for name, n in (("small", 2), ("large", 9)))
+    study_file.write_text('default_scale = "small"' + STUDY + epochs)
+    make_runs(study_file, tmp_path / "home", scale="large")
+    command = ["study", "compare", str(study_file), str(tmp_path / "home")]
+    with pytest.raises(SystemExit) as end:
+        main(command)
+    assert end.value.code == 0
+    assert "study.json" in capsys.readouterr().out
+    about = read_json(tmp_path / "home" / "study.json")
+    assert (about["name"], about["scale"]) == ("mine", "large")
+    rows = summarise([Run(tmp_path / "home" / one["run_id"]) for one in about["runs"]], about)
+    assert [row.labels for row in rows] == [{"how": "base"}, {"how": "sam"}]
+    write_json(tmp_path / "home" / "study.json", about | {"threads": 3})
+    with pytest.raises(SystemExit):
+        main(command)
+    assert read_json(tmp_path / "home" / "study.json")["threads"] == 3, "what is there is left alone"
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,27 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(tmp_path):
     assert not (tmp_path / "s").exists()
 
 
+def test_a_cluster_that_refuses_is_not_said_to_be_missing(tmp_path, monkeypatch):
+    """Ray 2.60 says just `Failed to connect` where a token is asked for and RAY_AUTH_MODE is not set."""
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+
+    def refuse(**options):
+        raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    study = make_study()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ConfigError, match="does not answer") as caught:
+            run_study_on_ray(study, plan(study), tmp_path / "s", address=address)
+        assert "RAY_AUTH_MODE=token" in caught.value.mend
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        with pytest.raises(ConfigError, match="does not answer") as caught:
+            run_study_on_ray(study, plan(study), tmp_path / "s", address=address)
+        assert "ray start --head" in caught.value.mend
+
+
 @pytest.fixture(scope="module")
 def cluster():
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")

@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line: errors meant for the user exit with code 2, an interruption with 130."""
     before = {kind: signal.signal(kind, _stop) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
-        app(args=argv)
+        app(args=argv, prog_name="steppe")  # also for `python -m steppe`, which would complete the word "python"
     except SteppeError as error:
         _complain(str(error), stopped=isinstance(error, Interrupted))
     except OSError as error:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from steppe.cli.measuring_progress import MeasuringProgress, figures_of, say
+from steppe.cli.measuring_progress import MeasuringProgress, figures_of, first_numbers, say
 from steppe.cli.place import (
     CacheOption,
     DataRootOption,
@@ -297,11 +297,12 @@ def _print_side_by_side(
     names = short_names(list(found))
     columns: dict[str, dict[str, float]] = {}
     for name in chosen:
-        if headlines.get(name, "centre") == "centre":
+        if headlines.get(name) == "centre":
             continue
         for run, results in found.items():
             result = results.get(chosen[name].key or name)
-            values = figures_of(result, headlines[name]) if isinstance(result, dict) else {}
+            paths = headlines.get(name) or first_numbers(result or {})
+            values = figures_of(result, paths) if isinstance(result, dict) else {}
             for figure, value in list(values.items())[:1]:
                 columns.setdefault(f"{name}: {figure}", {})[run] = value
     rows = [["run", *columns]]

@@ -59,7 +59,8 @@ class MeasuringProgress:
             say(f"{name}: passed over: {details['reason']}")
         else:
             self._end(name)
-            paths, took_s = self.headlines.get(name, ""), None if event == "kept" else details["time_s"]
+            took_s = None if event == "kept" else details["time_s"]
+            paths = self.headlines.get(name) or first_numbers(details)
             values, doubtful = figures_of(details, paths), doubtful_of(details, paths)
             self.shown[name] = {"values": values, "not_converged": doubtful, "time_s": took_s}
             took = "found before" if took_s is None else f"{took_s:.1f} s"
@@ -84,6 +85,12 @@ class MeasuringProgress:
             passed = time.monotonic() - began
             far = f"{self.done[0]} of {self.done[1]}, " if self.done else ""
             say(f"{name}: {far}{passed:.0f} s so far")
+
+
+def first_numbers(found: Mapping[str, Any]) -> str:
+    """The paths of a result's first numbers: what is printed of a measure without a headline, such as a user's own."""
+    numbers = [key for key, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)]
+    return " ".join([key for key in numbers if key != "time_s"][:3])
 
 
 def figures_of(found: Mapping[str, Any], paths: str) -> dict[str, float]:

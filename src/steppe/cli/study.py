@@ -36,7 +36,7 @@ from steppe.cli.show import JsonOption, StudyProgress, console, print_json, prog
 from steppe.config import PlannedRun, StudyConfig, at_scale, choose, load_study_config, plan
 from steppe.config.shipped import list_studies
 from steppe.errors import RunError, SteppeError
-from steppe.runs import Run, read_json
+from steppe.runs import Run, read_json, write_json
 
 if TYPE_CHECKING:
     from steppe.studies import Estimate, Published
@@ -250,12 +250,16 @@ def compare(
 ) -> None:
     """Set the runs of a study beside the published figures, cell by cell, and judge its claims."""
     from steppe.cli.compare import print_comparison
-    from steppe.studies import compare_study, find_study, read_published, write_comparison
+    from steppe.studies import compare_study, describe, find_study, read_published, write_comparison
 
     whole, path = find_study(name)
     study, folder = _find_runs(whole, path, folder, scale)
-    found = compare_study(study, plan(study, where=str(path)), folder, read_published(whole, path))
-    files = write_comparison(found, folder)
+    planned = plan(study, where=str(path))
+    found = compare_study(study, planned, folder, read_published(whole, path))
+    files = list(write_comparison(found, folder))
+    if read_study(folder) is None:  # runs that were brought here alone: a report needs to know which is which
+        files.append(folder / "study.json")
+        write_json(files[-1], describe(study, planned))
     if json:
         print_json(read_json(files[0]))
         return
@@ -284,10 +288,21 @@ def figures(
 
 def _find_runs(whole: StudyConfig, path: Path, folder: Path | None, scale: str | None) -> tuple[StudyConfig, Path]:
     """A study at the scale that is asked for or that its folder was made at, and that folder."""
-    if folder and not scale and (about := read_study(folder)) and about.get("name") == whole.name:
-        scale = about.get("scale")
+    if folder and not scale:
+        about = read_study(folder)
+        scale = about.get("scale") if about and about.get("name") == whole.name else _scale_of_runs(whole, path, folder)
     study = at_scale(whole, scale, where=str(path))
     return study, folder or Path("runs") / study.folder_name
+
+
+def _scale_of_runs(whole: StudyConfig, path: Path, folder: Path) -> str | None:
+    """The scale that most runs of a folder belong to; None where it holds none of the study's."""
+    there = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
+    held = {}
+    for scale in whole.scale:
+        planned = plan(at_scale(whole, scale, where=str(path)), where=str(path))
+        held[scale] = len(there & {p.config.run_id for p in planned})
+    return max(held, key=held.__getitem__) if any(held.values()) else None
 
 
 def read_study(folder: Path) -> dict[str, Any] | None:

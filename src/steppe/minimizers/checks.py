@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
@@ -79,13 +80,16 @@ def check_loss(loss: Any) -> Tensor:
     return loss
 
 
-def check_closure(closure: Any) -> None:
-    """Refuse no closure, and Lightning's where the trainer accumulates or clips gradients around the passes.
+def check_closure(closure: Any) -> Callable[..., Tensor]:
+    """The closure; refuse none, and Lightning's where the trainer accumulates or clips gradients around the passes.
 
     Lightning hands its optimizers a `functools.partial` whose first argument is the module.
     """
     if closure is None:
-        raise TypeError("step() needs a closure that runs forward and backward; see ascend() for the other form")
+        raise TypeError(
+            "step() needs a closure that runs forward and backward and returns the loss; without one, "
+            "call ascend() and descend() around the second backward pass"
+        )
     owner = next(iter(getattr(closure, "args", ())), None)
     trainer = getattr(owner, "_trainer", None)  # `trainer` raises where there is none
     if getattr(trainer, "accumulate_grad_batches", 1) != 1:
@@ -95,3 +99,4 @@ def check_closure(closure: Any) -> None:
         )
     if getattr(trainer, "gradient_clip_val", None):
         raise ValueError("gradient_clip_val clips the first gradient too: pass clip_norm= to the minimizer instead")
+    return cast(Callable[..., Tensor], closure)

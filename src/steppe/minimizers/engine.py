@@ -133,13 +133,14 @@ class Minimizer(Wrapper):
     # -- a step -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Callable[..., Tensor]) -> Tensor:  # type: ignore[override]
+    def step(self, closure: Callable[..., Tensor] | None = None) -> Tensor:  # type: ignore[override]
         """Make one step; returns the loss of the first pass.
 
         The closure runs forward and backward and returns the loss; it is called once for every pass, with gradients
-        zeroed before each. If it raises, the weights are put back and the step did not happen.
+        zeroed before each. If it raises, the weights are put back and the step did not happen. Without one the step is
+        refused, and the error says what to do instead.
         """
-        check_closure(closure)
+        closure = check_closure(closure)
         if self._stepping:
             raise RuntimeError("step() inside its own closure: the closure runs forward and backward and no more")
         kind = self._begin()

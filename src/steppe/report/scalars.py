@@ -10,6 +10,7 @@ from steppe.report.numbers import MISSING, number, percent
 from steppe.report.record import Record, dig
 from steppe.report.results import (
     Subject,
+    alike,
     at,
     describe_making,
     describe_settings,
@@ -104,13 +105,16 @@ def attack_table(rows: Sequence[Row], records: Sequence[Record]) -> list[dict[st
     by_id = {record.id: record for record in records}
     out = []
     for row in rows:
-        group = [by_id[run_id] for run_id in row.run_ids]
+        group = alike([by_id[run_id] for run_id in row.run_ids], "attacks")
         cells = [stat_of(group, "attacks", at(key)) for key in ("clean", "fgsm", "pgd")]
         if all(stat.mean is None for stat in cells):
             continue
-        found = next(f for record in group if (f := results_of(record).get("attacks")) is not None)
-        checks = [results_of(record).get("attacks", {}).get("check") for record in group]
-        warnings = [str(w) for check in checks if (w := dig(check, "warning"))]
+        found = results_of(group[0])["attacks"]
+        checks = [(record.config.seed, results_of(record)["attacks"].get("check")) for record in group]
+        checks = [(seed, check) for seed, check in checks if isinstance(check, Mapping)]
+        warnings: list[dict[str, Any]] = [
+            {"seed": seed, "text": str(w)} for seed, check in checks if (w := check.get("warning"))
+        ]
         epsilon = number(found.get("epsilon"))
         out.append(
             {
@@ -121,8 +125,9 @@ def attack_table(rows: Sequence[Row], records: Sequence[Record]) -> list[dict[st
                 "epsilon": MISSING if epsilon is None else f"{255 * epsilon:.3g}/255",
                 "steps": str(found.get("steps", MISSING)),
                 "images": str(found.get("examples", MISSING)),
-                "warning": "; ".join(dict.fromkeys(warnings)),
-                "checked": any(isinstance(check, Mapping) for check in checks),
+                "warnings": warnings,
+                "masked": any("masked" in one["text"] for one in warnings),
+                "checked": len(checks),
             }
         )
     return out

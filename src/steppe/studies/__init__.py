@@ -6,7 +6,7 @@ from steppe.studies.costs import Images, add_cost, describe_price, measure_cost
 from steppe.studies.estimate import Estimate, estimate_runs
 from steppe.studies.library import find_study
 from steppe.studies.pipeline import add_measures, execute
-from steppe.studies.pool import default_workers, is_complete, known_threads, run_study, threads_for
+from steppe.studies.pool import default_workers, describe, is_complete, known_threads, run_study, threads_for
 from steppe.studies.published import Published, read_published
 from steppe.studies.ray import run_study_on_ray
 from steppe.studies.subjects import load_model
@@ -22,6 +22,7 @@ __all__ = [
     "add_measures",
     "compare_study",
     "default_workers",
+    "describe",
     "describe_price",
     "estimate_runs",
     "execute",

@@ -278,7 +278,7 @@ def join_cluster(ray: Any, address: str | None, cpus: int) -> Iterator[None]:
     try:
         ray.init(address=where, log_to_driver=False, logging_level="error", **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise _no_answer(where, str(error).strip().splitlines()[0]) from None
+        raise _no_answer(where, str(error).strip().splitlines()[0], there=where != "local") from None
     try:
         yield
     finally:
@@ -296,8 +296,11 @@ def _check_address(address: str | None) -> None:
         raise _no_answer(str(address), str(error)) from None
 
 
-def _no_answer(address: str, reason: str) -> ConfigError:
+def _no_answer(address: str, reason: str, there: bool = False) -> ConfigError:
+    """The error of a cluster that cannot be joined; `there`: something listens at its address."""
     mend = "start one with `ray start --head`, or leave --address away to have one on this machine"
+    if there and "RAY_AUTH_MODE" not in os.environ:
+        mend = "set RAY_AUTH_MODE=token: the cluster may ask for a token, which Ray sends to an --address only then"
     return ConfigError(f"the Ray cluster does not answer: {reason}", where=f"--address {address}", mend=mend)
 
 
