@@ -69,7 +69,7 @@ class MeasureError(SteppeError):
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """Return the names in `known` that look most like `name`, best first."""
     by_lower = {k.lower(): k for k in known}
-    return [by_lower[k] for k in difflib.get_close_matches(name.lower(), list(by_lower), n=limit, cutoff=0.5)]
+    return [by_lower[k] for k in difflib.get_close_matches(name.lower(), list(by_lower), n=limit, cutoff=0.6)]
 
 
 def unknown_name(

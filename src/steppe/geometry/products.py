@@ -296,7 +296,7 @@ class Hessian:
         else:
             mend = "measure a smaller model, or on a device with more memory"
             if self.batch_norm == "batch":
-                mend = "give smaller batches, or use BatchNorm's running statistics: a batch may not be cut here"
+                mend = "set batch to less, or use BatchNorm's running statistics: a batch may not be cut here"
             raise SteppeError("memory ran out, even for the smallest chunk of data", mend=mend)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def _make(run: AwayRun, job: dict[str, Any], make: Make) -> dict[str, Any]:
     stop = threading.Event()
     with take_stop_requests(stop):
         if job["needs"]:
-            run.fetch(job["needs"], only="weights.safetensors")
+            run.fetch(job["needs"], only=("weights.safetensors", "data.json"))  # what it learned, and how normalised
         run.fetch()
     if stop.is_set():
         return {"event": "interrupted"}
@@ -112,16 +112,16 @@ class AwayRun:
         with suppress(SteppeError):
             self._ask("release", self.path.name, self.session)
 
-    def fetch(self, run: str | None = None, only: str | None = None) -> None:
+    def fetch(self, run: str | None = None, only: Collection[str] = ()) -> None:
         """Copy what lies at home.
 
         Args:
             run: another run, to lie beside this one.
-            only: the one file that is wanted.
+            only: the files that are wanted; by default all.
         """
         folder = self.path.parent / (run or self.path.name)
         for name, size in self._ask("files", folder.name).items():
-            if only in (None, name):
+            if not only or name in only:
                 with _written(folder / checked_name(name)) as file:
                     for start in range(0, size, CHUNK):
                         file.write(self._ask("read", folder.name, name, start))
