@@ -78,7 +78,7 @@ minimizer = { name = "sam" }
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_tracks_every_run_and_streams(photos, capsys, tmp_path):
     (tmp_path / "s.toml").write_text(STUDY)
     options = ("--track", "mlflow", "--keep", "cache", "--cache", "kept", "--readers", 1, "--workers", 2)

@@ -10,7 +10,7 @@ from steppe.runs import Run
 QUICK = ("train", "--model", "mlp_8_8", "--batch-size", 256, "--epochs", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_two_runs_that_want_one_folder_one_is_made_and_the_other_refused(tmp_path):
     for attempt in range(3):
         out = tmp_path / f"r{attempt}"

@@ -67,6 +67,7 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
     assert Run(tmp_path / by_label["good"]).finished
 
 
+@pytest.mark.long
 def test_a_killed_worker_costs_nothing_once_and_is_told_twice(tmp_path):
     study = make_study(axes={}, base={"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 8}})
     (planned,) = plan(study)

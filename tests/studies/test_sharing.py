@@ -85,6 +85,7 @@ def test_a_lock_that_is_held_is_told(tmp_path):
         pass
 
 
+@pytest.mark.long
 def test_threads_of_a_run_are_settled_with_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("steppe.studies.pool.available_cores", lambda: 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

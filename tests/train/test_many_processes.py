@@ -125,6 +125,7 @@ def test_per_rank_perturbations_differ_from_a_global_one(alone, tmp_path):
     assert own == pytest.approx(both, rel=0.2)
 
 
+@pytest.mark.long
 def test_a_budget_of_seconds_ends_everywhere_at_once(tmp_path):
     done = subprocess.run(
         [*command(2, tmp_path / "run")[:-2], "--seconds", "1.5"],
