@@ -235,6 +235,7 @@ def test_a_study_from_a_file(capsys, tmp_path):
     assert "belongs to the study 'mini'" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_study_that_asks_for_attention_has_it_on_its_page(capsys, tmp_path):
     asked = "[measure.geometry]\nattention = { images = 2 }\n"
     text = STUDY.replace("resnet_tiny", "vit_tiny_p2") + '[axes.how.conv]\nmodel = { name = "resnet_tiny" }\n' + asked

@@ -383,6 +383,7 @@ def test_a_killed_landscape_goes_on_and_ends_alike(runs):
     assert not partial.exists()
 
 
+@pytest.mark.long
 def test_a_killed_corruption_table_goes_on_and_ends_alike(runs):
     arguments = ("--only", "corruptions")
     command = [sys.executable, "-m", "steppe", "evaluate", str(runs / "vit"), *arguments]
@@ -405,6 +406,7 @@ def test_a_killed_corruption_table_goes_on_and_ends_alike(runs):
     assert not partial.exists()
 
 
+@pytest.mark.long
 def test_a_killed_eigenvalue_goes_on_with_the_next_part_and_ends_alike(runs):
     arguments = ("--only", "lambda_max", "--quick", "--set", "lambda_max.parts=head,whole,attention,mlp,block1")
     command = [sys.executable, "-m", "steppe", "geometry", str(runs / "vit"), *arguments]

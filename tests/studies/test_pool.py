@@ -134,6 +134,7 @@ def test_ctrl_c_stops_every_worker_and_the_study_goes_on(tmp_path):
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
+@pytest.mark.long
 def test_other_measure_settings_are_measured_again(tmp_path):
     planned = plan(make_study(axes={}))
     path = tmp_path / planned[0].config.run_id

@@ -123,7 +123,7 @@ def test_stages_divide_the_budget():
     assert plan_stages(RunConfig())[0].name is None
 
 
-@pytest.mark.parametrize("minimizer", ["base", "sam", "msam"])
+@pytest.mark.parametrize("minimizer", ["base", pytest.param("sam", marks=pytest.mark.long), "msam"])
 def test_killed_in_either_stage_and_resumed_gives_the_same_run(digits, tmp_path, minimizer):
     config = make_config(minimizer={"name": minimizer}, ema=0.9 if minimizer == "base" else None)
     whole = train(config, digits, tmp_path / "whole")

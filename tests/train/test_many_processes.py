@@ -83,7 +83,7 @@ CASES = {
 }
 
 
-LONG = ("ddp four", "fsdp four", "adversarial")
+LONG = ("ddp sam", "ddp four", "fsdp four", "adversarial")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.long if case in LONG else ()) for case in CASES])
@@ -139,6 +139,7 @@ def test_a_budget_of_seconds_ends_everywhere_at_once(tmp_path):
     assert 1.4 < Run(tmp_path / "run").summary["time_s"] < 3.0
 
 
+@pytest.mark.long
 def test_what_cannot_be_shared_is_said_once(tmp_path):
     done = run(2, tmp_path / "run", "--batch-size", "33", fails=True)
     assert done.returncode != 0
