@@ -21,7 +21,6 @@ import time
 import unittest.mock
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -100,8 +99,11 @@ def time_ours(
             return product
 
         pair = None
-        with suppress(KeyboardInterrupt):
+        try:
             pair = power_iteration(multiply, vector, iterations, tolerance=0.0)
+        except KeyboardInterrupt:
+            if not ends:
+                raise
         chunks, kept = len(hessian._chunks()), len(hessian.graphs)
         product = hessian.multiply(vector)
     found = {
@@ -147,18 +149,20 @@ def profile(model: nn.Module, batches: Batches, device: torch.device, precision:
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
+
+    def show(call: Callable[[], Any]) -> None:
+        call()
+        with torch.profiler.profile(activities=kinds) as profiled:
+            call()
+            wait(device)
+        averages = profiled.key_averages()
+        print(averages.table(sort_by=f"self_{device.type}_time_total", row_limit=25, max_name_column_width=90))
+
+    with numerics(precision, repeatable=False):
+        show(lambda: evaluate_gradient(model, batches))
     with Hessian(model, batches, precision=precision) as hessian:
         vector = hessian.random("whole", torch.Generator().manual_seed(0))
-        hessian.multiply(vector)
-        for call in (lambda: evaluate_gradient(model, batches), lambda: hessian.multiply(vector)):
-            with torch.profiler.profile(activities=kinds) as profiled:
-                call()
-                wait(device)
-            print(
-                profiled.key_averages().table(
-                    sort_by=f"self_{device.type}_time_total", row_limit=25, max_name_column_width=90
-                )
-            )
+        show(lambda: hessian.multiply(vector))
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-# Alone on the GPU, one after another: WRN-28-10 under SGD, a ResNet-18 pair with its spectra and robustness, Hessian products of
-# ViT-S compiled and profiled; then, five at a time, the five models of source 001 at the lower rate, and what is missing at the higher.
+# Hessian products of ViT-S profiled and compiled, WRN-28-10 under SGD, each alone on the GPU; a ResNet-18 pair, the two at once; then,
+# while its spectra and robustness are measured, four at a time, the five models of source 001 at the lower rate, and what is missing at the higher.
 source benchmarks/lease/lease.sh
 small=small paper=paper tiny="" images=1000 seeds="0 1 2"
 if [ -n "${REHEARSE:-}" ]; then small=smoke paper=smoke tiny=--tiny images=100 seeds="0 1"; fi
