@@ -8,7 +8,7 @@ study() { # NAME SECONDS STUDY SCALE ARGUMENTS…
   job "$1" "$2" "$PY" -m steppe study run "$3" --scale "$4" --out "$R/$3-$4" "${@:5}"
 }
 job profile 60 "$PY" benchmarks/hessian.py --precision tf32 --models vit_s_p4 --ways kept --examples 500 --iterations 5 --profile --out "$O/hessian-profile.csv" $tiny
-job compiled 240 "$PY" benchmarks/hessian.py --precision tf32 --models vit_s_p4 --ways compiled --iterations 100 --out "$O/hessian-compiled.csv" $tiny
+job compiled 200 "$PY" benchmarks/hessian.py --precision tf32 --models vit_s_p4 --ways compiled --iterations 60 --out "$O/hessian-compiled.csv" $tiny
 need cifar10
 study wrn 330 wrn $paper --only training=SGD --only model=WRN --only seed=0 --workers 1
 study resnet18 220 resnet18 $small --only data=CIFAR-10 --only seed=0 --workers 2
