@@ -37,6 +37,18 @@ def test_kept_studies_say_which_run_is_which():
         assert {path.parent.name for path in folder.glob("*/config.toml")} <= listed, folder.name
 
 
+def test_a_study_in_several_folders_has_a_heading_and_a_picture_for_each(results, tmp_path):
+    for name in ("resnet18-again", "resnet18-more"):
+        shutil.copytree(results / "resnet18", results / name)
+    page = tmp_path / "docs/results.md"
+    result, _ = publish(str(results), "-o", str(page))
+    assert result.exit_code == 0
+    headings = [line for line in page.read_text().splitlines() if line.startswith("## ResNet-18")]
+    assert [line.partition("SAM")[2] for line in headings] == ["", " (scale paper)", " (resnet18-more)"]
+    pictures = {path.stem for path in (page.parent / "images/results").iterdir()}
+    assert pictures == {"resnet18", "resnet18-again", "resnet18-more"}
+
+
 def test_the_page_and_the_readme(results, tmp_path):
     readme, page = tmp_path / "README.md", tmp_path / "docs/results.md"
     readme.write_text(f"before\n{BEGIN}\nOUTDATED\n{END}\nafter\n")

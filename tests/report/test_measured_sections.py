@@ -18,6 +18,7 @@ from steppe.report.pictures import PictureBudget, read_attention, shrink
 from steppe.report.record import read_records
 from steppe.report.results import find_subjects
 from steppe.report.scalars import attack_table, every_scalar, figure_table
+from steppe.runs import write_json
 
 
 def look(runs):
@@ -49,6 +50,15 @@ def test_every_kind_of_result_is_drawn(pair):
     assert shown["blocks"]["active"][0]["parts"] == {"stem": [0.4, None, True], "block1": [0.6, None, True]}
     assert list(shown["corruptions"][0]["table"]) == CORRUPTIONS
     assert shown["reliability"][0]["points"][0] == [0.15, 0.1, 10]
+
+
+def test_the_way_to_a_run_of_the_page_ends_at_its_name(pair):
+    plain, sharp = pair
+    found = plain.read("geometry.json")
+    found["between"]["settings"]["with"] = f"/elsewhere/{sharp.path.name}"
+    write_json(plain.path / "geometry.json", found)
+    *_, shown = look(pair)
+    assert [one["other"] for one in shown["betweens"]] == ["sam", "<other>"]
 
 
 def test_a_density_integrates_to_one(pair):

@@ -73,6 +73,10 @@ def test_it_says_what_the_runs_say(study_runs, tmp_path):
     assert "std" not in page.figures["rows"][15]["curve"]["y"]["val_accuracy"]
     assert write_report(runs, tmp_path / "t.html", title="Mine", study=study)
     assert "Mine" in read(tmp_path / "t.html").words
+    assert write_report(runs, tmp_path / "t.html", title="Swin-T on CIFAR-10")
+    assert "<h1>Swin-T on CIFAR\N{NON-BREAKING HYPHEN}10</h1>" in (tmp_path / "t.html").read_text(), (
+        "a name is one word"
+    )
 
 
 def test_a_curve_is_the_mean_over_seeds(new_run, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import math
 import warnings
 
 import numpy as np
@@ -141,6 +143,35 @@ def test_many_cells_are_drawn_in_panels_that_can_be_told_apart():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figures["train_loss"].savefig(io.BytesIO())
+
+
+def test_spectra_of_a_study_are_smoothed_alike_on_one_axis():
+    sharp = {"nodes": [[0.0, 50.0]], "weights": [[0.9, 0.1]], "probes": 1}
+    flat = {"nodes": [[0.0, 10.0]], "weights": [[0.9, 0.1]], "probes": 1}
+    figure = draw_study({"SGD": {"geometry": {"spectrum": sharp}}, "SAM": {"geometry": {"spectrum": flat}}})["spectra"]
+    [axes] = figure.axes
+    assert axes.get_yscale() == "log"
+    for line, end in zip(axes.lines, (50, 10), strict=True):
+        x, y = line.get_data()
+        assert x[-1] == pytest.approx(end, abs=3)
+        assert y.max() == pytest.approx(0.9 / (0.5 * math.sqrt(2 * math.pi)), rel=0.1), "a width of a hundredth of 50"
+        assert 1e-9 * y.max() < axes.get_ylim()[0] < 1e-7 * y.max()
+
+
+def test_long_names_of_runs_do_not_lie_on_each_other():
+    found = {"shares": [0, 0.5, 1], "loss": [1.0, 4.0, 2.0], "barrier": 2.5}
+    figure = paper.draw_between(
+        found, ends=("cifar10-resnet18-base-s0-8948898d00", "cifar10-resnet18-sam-s0-42c6fd859f")
+    )
+    figure.draw_without_rendering()
+    ticks = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(ticks))
+    name = figure.axes[0].xaxis.label
+    assert name.get_text().split("\n") == [
+        "cifar10-resnet18-base-s0-8948898d00",
+        "to cifar10-resnet18-sam-s0-42c6fd859f",
+    ]
+    assert name.get_window_extent().width < figure.bbox.width
 
 
 def test_outputs_are_drawn_through_rescalings():

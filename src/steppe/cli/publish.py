@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,9 +37,9 @@ def publish(
 
     if not folder.is_dir():
         raise RunError("there is no such folder", where=str(folder), mend="name a folder of results")
-    found = []
+    found: list[StudyResults] = []
     for path in sorted(p.parent for p in folder.glob("*/compare.json")):
-        study = _read(path, out)
+        study = _read(path, out, taken=[one.title for one in found])
         console.print(f"{path.name}: {len(study.records)} runs at scale {study.scale}", markup=False, soft_wrap=True)
         found.append(study)
     for path in sorted(p for p in folder.iterdir() if p.is_dir() and not (p / "compare.json").is_file()):
@@ -58,8 +59,8 @@ def publish(
         console.print(f"renewed: {readme}", markup=False, soft_wrap=True)
 
 
-def _read(path: Path, out: Path) -> StudyResults:
-    """One study's results, compared anew; draws its picture."""
+def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
+    """One study's results, compared anew; draws its picture. A title that is taken says its scale, or its folder."""
     from steppe.report.paper import save
     from steppe.report.paper_cost import draw_accuracy_against_cost
     from steppe.report.publish import StudyResults
@@ -77,15 +78,17 @@ def _read(path: Path, out: Path) -> StudyResults:
     records = read_records([Run(one) for one in folders if (one / "config.toml").is_file()])
     listed = [{"run_id": p.config.run_id, "labels": p.labels} for p in planned]
     rows = summarise_records(records, {"runs": listed})
-    picture = out.parent / "images" / "results" / study.name
-    save(draw_accuracy_against_cost(rows, study.title or study.name), picture, formats=("png",))
+    title = study.title or study.name
+    title = next(one for one in (title, f"{title} (scale {scale})", f"{title} ({path.name})") if one not in taken)
+    picture = out.parent / "images" / "results" / path.name
+    save(draw_accuracy_against_cost(rows, title), picture, formats=("png",))
     return StudyResults(
         study.name,
-        study.title or study.name,
+        title,
         study.question,
         str(scale or "default"),
         rows,
         records,
         read_json(path / "compare.json"),
-        [f"images/results/{study.name}.png"],
+        [f"images/results/{path.name}.png"],
     )

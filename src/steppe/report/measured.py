@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from steppe.report.confusion import confusions
 from steppe.report.layout import Layout
 from steppe.report.numbers import number
 from steppe.report.pictures import PictureBudget, read_attention
 from steppe.report.record import Record, dig
 from steppe.report.results import Subject, alike, note_settings, numbers, results_of, short, stat_of
+from steppe.report.spectra import smooth_alike
 from steppe.report.table import Row, name_row, spread
 
 BLOCKS = {
@@ -28,7 +27,6 @@ BLOCKS = {
 """What is shown block by block, with its title."""
 
 _LONGEST_SIDE = 51
-_SPECTRUM_POINTS = 260
 _MEASURE_OF = {
     "lambda_max": "lambda_max",
     "trace": "trace",
@@ -64,7 +62,7 @@ def measured_data(
         ],
         "landscapes": _each(subjects, "landscape", _landscape),
         "lines": _each(subjects, "line", _line),
-        "betweens": _each(subjects, "between", _between),
+        "betweens": _betweens(subjects),
         "spectra": _spectra(subjects, layout),
         "blocks": {kind: found for kind in BLOCKS if (found := _blocks(kind, groups))},
         "corruptions": [c for i, group in enumerate(groups) if (c := _corruptions(group, i, name_row(rows[i], rows)))],
@@ -115,35 +113,36 @@ def _line(found: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"x": x, "y": y, "centre": short(number(found.get("centre")))} if x and len(x) == len(y) else None
 
 
-def _between(found: Mapping[str, Any]) -> dict[str, Any] | None:
-    x, y = numbers(found.get("shares"), 5), numbers(found.get("loss"))
-    other = str(dig(found, "settings", "with") or "the other").rstrip("/").rsplit("/", 1)[-1]
-    barrier = short(number(found.get("barrier")))
-    return {"x": x, "y": y, "other": other, "barrier": barrier} if x and len(x) == len(y) else None
+def _betweens(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+    """The ways from a run to another, which is called as on this page where it is one of its runs."""
+    names = {subject.record.path.name: subject.name for subject in subjects}
+
+    def read(found: Mapping[str, Any]) -> dict[str, Any] | None:
+        x, y = numbers(found.get("shares"), 5), numbers(found.get("loss"))
+        folder = str(dig(found, "settings", "with") or "the other").rstrip("/").rsplit("/", 1)[-1]
+        barrier = short(number(found.get("barrier")))
+        return (
+            {"x": x, "y": y, "other": names.get(folder, folder), "barrier": barrier} if len(x) == len(y) > 0 else None
+        )
+
+    return _each(subjects, "between", read)
 
 
 def _spectra(subjects: Sequence[Subject], layout: Layout) -> list[dict[str, Any]]:
     """Densities; within a panel all are smoothed by the same width, so that they compare."""
-    known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    panels: dict[str, dict[int, Any]] = {}
     for index, subject in enumerate(subjects):
-        found = results_of(subject.record).get("spectrum") or {}
-        nodes, weights = (_flat(found.get(key)) for key in ("nodes", "weights"))
-        if len(nodes) and len(nodes) == len(weights) and weights.sum() > 0:
-            known[index] = (nodes, weights / weights.sum())
+        panels.setdefault(layout.panel_of[subject.row], {})[index] = results_of(subject.record).get("spectrum")
+    drawn = {index: line for spectra in panels.values() for index, line in smooth_alike(spectra).items()}
     out = []
-    for index, (nodes, weights) in known.items():
-        panel = layout.panel_of[subjects[index].row]
-        peers = np.concatenate([n for i, (n, _) in known.items() if layout.panel_of[subjects[i].row] == panel])
-        width = 0.01 * max(float(np.ptp(peers)), 1e-9)
-        grid = np.linspace(nodes.min() - 5 * width, nodes.max() + 5 * width, _SPECTRUM_POINTS)
-        bells = np.exp(-((grid[:, None] - nodes) ** 2) / (2 * width**2)) / (width * np.sqrt(2 * np.pi))
+    for index, (grid, values) in sorted(drawn.items()):
         top = dig(results_of(subjects[index].record), "lambda_max", "parts", "whole", "top")
         marks = [number(dig(one, "value")) for one in top] if isinstance(top, list) else []
         out.append(
             {
                 "subject": index,
                 "x": [short(float(x), 4) for x in grid],
-                "y": [short(float(y), 3) for y in bells @ weights],
+                "y": [short(float(y), 3) for y in values],
                 "top": [short(mark) for mark in marks if mark is not None],
             }
         )
@@ -249,10 +248,3 @@ def _thin(count: int) -> list[int]:
     if count <= _LONGEST_SIDE:
         return list(range(count))
     return [round(i * (count - 1) / (_LONGEST_SIDE - 1)) for i in range(_LONGEST_SIDE)]
-
-
-def _flat(lists: Any) -> np.ndarray:
-    if not isinstance(lists, list):
-        return np.array([])
-    flat = [number(value) for line in lists if isinstance(line, list) for value in line]
-    return np.array([value for value in flat if value is not None]) if None not in flat else np.array([])

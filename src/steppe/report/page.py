@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -116,6 +117,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["unbroken"] = _keep_together
     return environment.get_template("page.html.j2").render(
         title=title or one.text("title") or one.text("name") or _default_title(rows, parts),
         study_name=one.text("name"),
@@ -167,6 +169,11 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         version=version,
         blob=Markup(embed_json(figure_data(rows, records, layout) | shown | {"scalars": every_scalar(subjects)})),
     )
+
+
+def _keep_together(title: str) -> str:
+    """A title in whose names no line ends: CIFAR-10 is one word."""
+    return re.sub(r"(?<=\w)-(?=\d)", "\N{NON-BREAKING HYPHEN}", title)
 
 
 def page_script() -> str:

@@ -104,9 +104,7 @@ def draw_line(found: Mapping[str, Any], title: str = "") -> Figure:
     return _tidy(figure, axes)
 
 
-def draw_between(
-    found: Mapping[str, Any], title: str = "", ends: tuple[str, str] = ("this run", "the other")
-) -> Figure:
+def draw_between(found: Mapping[str, Any], title: str = "", ends: tuple[str, str] | None = None) -> Figure:
     """The loss on the way between two models, and the straight line it is compared with."""
     shares, loss = np.array(found["shares"]), _numbers(found["loss"])
     figure = _figure(4.2, 3.0)
@@ -116,7 +114,9 @@ def draw_between(
     barrier = found.get("barrier")
     said = "" if barrier is None else f"barrier {barrier:.4g}"
     axes.set(ylabel="loss", title=" · ".join(text for text in (title, said) if text))
-    axes.set_xticks([0, 0.5, 1], [ends[0], "½", ends[1]])
+    axes.set_xticks([0, 0.5, 1], ["this run", "half way", "the other"])
+    if ends:  # below each other: names of runs are long
+        axes.set_xlabel(f"{ends[0]}\nto {ends[1]}", fontsize=_SIZE - 3)
     return _tidy(figure, axes)
 
 

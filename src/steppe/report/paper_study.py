@@ -12,6 +12,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from steppe.report.paper import _SIZE, _figure, _numbers, _tidy, draw_eigenvalues
+from steppe.report.spectra import smooth_alike
 
 MOST_LINES = 8
 """In a panel; of more, nobody could tell which is which."""
@@ -37,6 +38,11 @@ def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
     curved = {name: found["lambda_max"]["parts"] for name, found in geometry.items() if "lambda_max" in found}
     if curved:
         figures["lambda_max"] = draw_eigenvalues(curved)
+    spectra = smooth_alike({name: found.get("spectrum") for name, found in geometry.items()})
+    if spectra:
+        smooth = {name: (grid.tolist(), line.tolist()) for name, (grid, line) in spectra.items()}
+        floor = 1e-8 * max(max(line) for _, line in smooth.values())
+        figures["spectra"] = draw_lines(smooth, labels, "eigenvalue of the Hessian", "density", floor)
     active = {
         name: [values["active"] for part, values in found["norms"]["activations"].items() if part.startswith("block")]
         for name, found in geometry.items()
@@ -80,6 +86,7 @@ def draw_lines(
     labels: Mapping[str, Mapping[str, str]],
     x_label: str,
     y_label: str,
+    floor: float | None = None,
 ) -> Figure:
     """Lines of many cells, in as many panels as it takes to tell them apart: by the first axis, then by the next.
 
@@ -88,6 +95,7 @@ def draw_lines(
         labels: name of a cell -> its labels by axis.
         x_label: says where.
         y_label: says what.
+        floor: draw what on a logarithmic axis that begins here.
     """
     panels: dict[str, dict[str, str]] = {}  # title -> what its lines are called -> their cells
     for depth in range(1 + max(len(labels[name]) for name in lines)):
@@ -114,6 +122,9 @@ def draw_lines(
             axes.plot(at, _numbers(values), label=line, linewidth=1.4, marker="." if len(at) < 3 else "", **look)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(title=title, xlabel=x_label, ylabel=y_label)
+        if floor is not None:
+            axes.set(yscale="log")
+            axes.set_ylim(bottom=floor)
     known = {line: handle for axes in grid.flat for handle, line in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(known) > 1:
         handles = list(known.values())
