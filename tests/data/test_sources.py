@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from steppe.config import AugmentConfig, DataConfig
-from steppe.data import DATASETS, TOYS, Loader, Source, Split, divide, find_named, in_order, load, make_toy
+from steppe.data import DATASETS, TOYS, Loader, Source, Split, divide, find_named, in_order, load, make_toy, sources
 from steppe.errors import ConfigError, DataError
 
 
@@ -24,11 +24,19 @@ def test_digits_are_divided_once_and_for_all(digits):
     assert digits.describe()["examples"] == {"train": 1295, "val": 143, "test": 359}
     assert digits.fingerprint == load(DataConfig()).fingerprint
     assert digits.fingerprint != load(DataConfig(split_seed=1)).fingerprint
-    seen = torch.cat([s.images.flatten(1) for s in (digits.train, digits.val, digits.test)])
+    splits = (digits.train, digits.val, digits.test)
+    seen = torch.cat([torch.cat([s.images.flatten(1), s.labels[:, None].byte()], dim=1) for s in splits])
     from sklearn.datasets import load_digits
 
-    original = np.rint(load_digits().images * 255 / 16).astype(np.uint8).reshape(1797, 64)
+    bunch = load_digits()
+    original = np.column_stack([np.rint(bunch.data * 255 / 16), bunch.target]).astype(np.uint8)
     assert sorted(map(bytes, seen.numpy())) == sorted(map(bytes, original))
+    assert digits.classes == tuple(map(str, bunch.target_names))
+
+
+def test_digits_are_the_same_where_scikit_learn_keeps_them_elsewhere(digits, monkeypatch):
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    assert load(DataConfig()).fingerprint == digits.fingerprint
 
 
 def test_splits_are_stratified(digits):
