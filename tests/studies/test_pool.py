@@ -108,7 +108,7 @@ def is_worker(pid: int) -> bool:
 
 
 def test_ctrl_c_stops_every_worker_and_the_study_goes_on(tmp_path):
-    base = {"batch_size": 64, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 8}}
+    base = {"batch_size": 64, "data": {"fraction": 0.5}, "model": {"name": "resnet_tiny"}, "budget": {"epochs": 8}}
     study = make_study(base=base)
     planned = plan(study)
     started = threading.Event()

@@ -14,6 +14,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from steppe.config import RunConfig, leaves
+from steppe.config.names import DATASETS, MODELS
 from steppe.errors import ConfigError
 
 KEYS = dict(leaves(RunConfig))
@@ -102,15 +103,7 @@ def _completer(key: str, choices: list[str]) -> Callable[[str], list[str]]:
     """What a shell offers for a key's value when Tab is pressed."""
 
     def complete(incomplete: str) -> list[str]:
-        words = choices
-        if key == "model.name":
-            from steppe.models import SMALL_MODELS
-
-            words = list(SMALL_MODELS)
-        elif key == "data.name":
-            from steppe.data import DATASETS
-
-            words = list(DATASETS)
+        words = {"model.name": MODELS, "data.name": DATASETS}.get(key, choices)
         return [word for word in words if word.startswith(incomplete)]
 
     return complete

@@ -124,6 +124,8 @@ def measuring_command(
         memory_limit: MemoryOption = None,
         json: JsonOption = False,
     ) -> None:
+        if not list_:
+            _look(runs or [], with_)
         from steppe.data import Keeping
         from steppe.data import data_root as root_of
         from steppe.measuring import change_settings, choose
@@ -139,8 +141,6 @@ def measuring_command(
         chosen, changed = choose(measures, only), change_settings(measures, set_ or [])
         if with_ is not None and only is None and "between" in measures:
             chosen["between"] = measures["between"]
-        if with_ is not None:
-            _ = Run(with_).config  # no run at all: say so once, before anything is opened
         for unused in (one for one in changed if one not in chosen):
             say(f"note: {unused} is not measured here, so its settings change nothing")
         elsewhere = {"model": model, "weights": weights, "data": data, "image_size": image_size, "out": out}
@@ -257,6 +257,13 @@ def _raise(failures: Mapping[str, list[SteppeError]], runs: int) -> None:
     what = f"{len(failures)} of {runs} runs could not be measured as asked"
     what = what if runs > 1 else f"{len(every)} measures could not be made"
     raise MeasureError(what, mend="see the reasons above")
+
+
+def _look(runs: list[Path], other: Path | None) -> None:
+    """Tell a folder that is no run before anything is opened, or takes seconds to import."""
+    alone = [path for path in runs if len(runs) == 1 and not _holds_runs(path)]
+    for path in [*alone, *([other] if other else [])]:
+        _ = Run(path).config
 
 
 def _holds_runs(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from steppe.cli.place import (
 from steppe.cli.publish import publish
 from steppe.cli.show import JsonOption, StudyProgress, console, print_json, progress_bar
 from steppe.config import PlannedRun, StudyConfig, at_scale, choose, load_study_config, plan
-from steppe.config.shipped import list_studies
+from steppe.config.shipped import list_studies, load_study
 from steppe.errors import RunError, SteppeError
 from steppe.runs import Run, read_json, write_json
 
@@ -99,6 +99,7 @@ def list_(json: JsonOption = False) -> None:
 @app.command(cls=Command)
 def show(name: Name, scale: Scale = None, json: JsonOption = False) -> None:
     """Show a study: its question, its scales, every run it is made of, and what it claims."""
+    _look(name, scale)
     from steppe.studies import find_study
 
     whole, path = find_study(name)
@@ -116,6 +117,12 @@ def show(name: Name, scale: Scale = None, json: JsonOption = False) -> None:
     console.print(_plan_table(planned))
     for claim in study.claims:
         console.print(f"claim: {claim.text} · {claim.holds}", markup=False, soft_wrap=True)
+
+
+def _look(name: str, scale: str | None, only: Sequence[str] | None = None) -> None:
+    """Tell a name, a scale or a run that is not there before torch and timm are imported, which takes seconds."""
+    whole, path = load_study(name)
+    choose(plan(at_scale(whole, scale, where=str(path)), where=str(path)), only or ())
 
 
 def _about(study: StudyConfig, path: Path) -> dict[str, Any]:
@@ -161,6 +168,7 @@ def run(
 
     A second process on the same folder takes other runs.
     """
+    _look(name, scale, only)
     from steppe.cli.figures import write_attention_sheets
     from steppe.data import Keeping
     from steppe.report import print_table, row_values, summarise, write_report
@@ -249,6 +257,7 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Set the runs of a study beside the published figures, cell by cell, and judge its claims."""
+    _look(name, scale)
     from steppe.cli.compare import print_comparison
     from steppe.studies import compare_study, describe, find_study, read_published, write_comparison
 
@@ -276,6 +285,7 @@ def figures(
     data_root: Annotated[str | None, typer.Option(help="where named data sets live, for attention maps")] = None,
 ) -> None:
     """Draw the runs of a study side by side, the first seed of every cell: landscapes, neurons, attention, curves."""
+    _look(name, scale)
     from steppe.cli.figures import draw_figures
     from steppe.studies import find_study
 

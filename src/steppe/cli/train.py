@@ -50,14 +50,14 @@ def train(
     overrides: dict[str, Any],
 ) -> None:
     """Train one model and leave a run folder. The same command again goes on where it was stopped."""
+    run_config = (  # before what takes seconds to import, so that a mistake is told at once
+        load_run_config(config, overrides) if config else parse(RunConfig, overrides, where="the command line's flags")
+    )
     from steppe.data import Keeping
     from steppe.report import print_table, row_values, summarise
     from steppe.studies import execute
     from steppe.train import leads
 
-    run_config = (
-        load_run_config(config, overrides) if config else parse(RunConfig, overrides, where="the command line's flags")
-    )
     keeping = Keeping(keep.value, gibibytes(memory_limit), cache, workers, resident)
     with progress_bar() as bar:
         shown = TrainingProgress(bar)

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from steppe.config.names import MODELS
 from steppe.models.mlp import Perceptron
 from steppe.models.resnet import resnet
 from steppe.models.small import TINY_MODELS
@@ -138,19 +139,6 @@ _GRAMMAR: tuple[tuple[str, Callable[..., ShortName]], ...] = (
     (rf"mlp_(?:(?P<stem>{_NUMBER})l_)?(?P<widths>{_NUMBER}(?:_{_NUMBER})*)", _read_mlp),
 )
 
-_LISTED = (
-    *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152)),
-    *(f"resnet{depth}x2" for depth in (50, 101, 152)),
-    *("wrn_16_8", "wrn_28_10"),
-    *(f"vit_{size}_p{patch}" for size in ("ti", "s", "b") for patch in (2, 4, 8, 14, 16, 32)),
-    *("vit_2l_2h_128", "vit_4l_4h_256", "vit_6l_8h_384", "vit_8l_8h_512", "vit_b_p16_free"),
-    *(f"swin_{size}_p{patch}" for size in ("t", "s") for patch in (1, 2, 4)),
-    *(f"mixer_{size}_p{patch}" for size in ("s", "b") for patch in (4, 8, 16, 32)),
-    "mixer_9l_384",
-    *("r50_vit_s_p16", "r50_vit_b_p16"),
-    *("mlp_10l_10_10_10", "mlp_64_64"),
-)
-
 
 def _listed(name: str) -> tuple[Builder, str]:
     known = short_name(name)
@@ -158,5 +146,5 @@ def _listed(name: str) -> tuple[Builder, str]:
     return known.build, known.about
 
 
-SMALL_MODELS: dict[str, tuple[Builder, str]] = {**TINY_MODELS, **{name: _listed(name) for name in _LISTED}}
+SMALL_MODELS: dict[str, tuple[Builder, str]] = {name: _listed(name) for name in MODELS}
 """Name -> (builder taking img_size, in_chans, num_classes and the regularisation rates, one line about it)."""
