@@ -10,7 +10,8 @@ import torch
 torch.set_num_threads(1)
 
 FIRST = (
-    *("test_many_processes.py", "test_pool.py", "test_sharing.py", "test_cli.py", "test_measuring_commands.py"),
+    *("test_many_processes.py", "test_pool.py", "test_sharing.py", "test_cli.py", "test_study_commands.py"),
+    *("test_measuring_commands.py", "test_measuring_resumed.py"),
     *("test_loop.py", "test_resumption.py", "test_objectives.py", "test_contrastive.py"),
 )
 """Files of few and slow tests: two workers take files in this order, and begun last they would leave one idle."""

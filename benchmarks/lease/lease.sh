@@ -8,6 +8,7 @@
 #   there:  … begin QUEUE      take the tree, the wheels and the parts; start queues/QUEUE.sh in the background
 #           … take [SET]       take more parts; with SET: these were its last, put it together
 #           … wait SECONDS     until the queue has ended; what it made goes to $OUT, without weights, as at most eight files
+#                              (540, 540 and 590 use up the half hour; what nobody waits for is handed back)
 #
 # A queue sources this file and calls `job NAME SECONDS COMMAND…` and `need SET`. REHEARSE=1 runs it here, on a CPU: set T, R, O, D, PY.
 set -uo pipefail

@@ -54,6 +54,7 @@ def test_words_of_a_claim_and_a_cell():
     [
         ("test_accuracy[a=x] - test_accuracy[a=y] > 0.001", "−1.23 points (−2.00 to +0.40)"),
         ("shift.variance_80.error[a=x] < 0.5", "−1.23 points (−2.00 to +0.40)"),
+        ("(test_accuracy[a=x] + test_accuracy[a=y]) / 2 > 0.5", "−1.23 points (−2.00 to +0.40)"),
         ("test_accuracy[a=x] / test_accuracy[a=y] > 1", "−0.0123 (−0.02 to 0.004)"),
         ("time_s[a=x] > test_accuracy[a=y]", "−0.0123 (−0.02 to 0.004)"),
         ("no claim at all", "−0.0123 (−0.02 to 0.004)"),

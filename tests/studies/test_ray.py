@@ -5,7 +5,6 @@ With `unseen`, the workers do not see the study's folder: they work elsewhere, a
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import socket
@@ -13,20 +12,17 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from lock_holders import lock_holders
 from small_study import make_study
 
-from steppe import data
 from steppe.config import plan
 from steppe.errors import ConfigError, Interrupted, RunError
 from steppe.runs import Run, read_json
 from steppe.studies import run_study, run_study_on_ray
 from steppe.studies.away import SCRATCH
-from steppe.train import train
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
@@ -78,14 +74,6 @@ def test_a_cluster_that_refuses_is_not_said_to_be_missing(tmp_path, monkeypatch)
         assert "ray start --head" in caught.value.mend
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield ray
-    ray.shutdown()
-
-
 @pytest.fixture
 def unseen(cluster, monkeypatch):
     """The marker is hidden from the workers; they bring things home more often than usual."""
@@ -113,19 +101,6 @@ def assert_same(one: Path, other: Path) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     records = [[{**r, "time_s": 0} for r in Run(folder).metrics()] for folder in (one, other)]
     assert records[0] == records[1]
-
-
-def lock_holders(lock: Path) -> list[int]:
-    """The processes that have this file open: those that make the run."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and int(process.name) != os.getpid():
-            try:
-                if any(os.readlink(handle) == str(lock) for handle in (process / "fd").iterdir()):
-                    found.append(int(process.name))
-            except OSError:
-                continue
-    return found
 
 
 @pytest.mark.long
@@ -353,149 +328,3 @@ def test_ctrl_c_keeps_every_run(cluster, tmp_path):
     time.sleep(0.5)
     assert not [pid for p in planned for pid in lock_holders(tmp_path / "locks" / p.config.run_id)]
     assert any((tmp_path / p.config.run_id / "checkpoint.safetensors").exists() for p in planned)
-
-
-@pytest.mark.long
-def test_trials_of_a_search_are_spread(cluster, tmp_path):
-    from steppe.config import DataConfig
-    from steppe.studies.journal import open_journal
-    from steppe.studies.search import Wanted, fit
-
-    began = time.monotonic()
-    wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny",))
-    threads = [torch.get_num_threads()]
-    note = lambda event, config, outcome: threads.append(torch.get_num_threads())  # noqa: E731
-    torch.set_num_threads(3)
-    try:
-        found = fit(wanted, 40, tmp_path / "f", device="cpu", on_ray=True, notify=note)
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(threads.pop(0))
-    assert time.monotonic() - began < 42
-    assert set(threads) == {1}, "what is timed here must hold for the workers"
-    assert found.best.summary["test"]["accuracy"] > 0.9
-    trials = open_journal(tmp_path / "f").get_trials()
-    spans = sorted((t.datetime_start, t.datetime_complete) for t in trials)
-    assert any(second[0] < first[1] for first, second in itertools.pairwise(spans)), "two at a time"
-    folders = [t.user_attrs["run"] for t in trials if t.state.name == "COMPLETE"]
-    assert all(Run(tmp_path / "f" / name).finished for name in folders)
-
-
-@pytest.mark.long
-def test_a_search_whose_folder_is_not_seen_ends_with_an_error(cluster, tmp_path, monkeypatch, capsys):
-    from steppe.cli import main
-    from steppe.studies import raytrials
-
-    class Blind(raytrials.TrialWorker):  # inside of a function, so that it travels by value
-        def __init__(self, place):
-            from dataclasses import replace
-
-            super().__init__(replace(place, marker=("/nowhere", "")))
-
-    monkeypatch.setattr(raytrials, "TrialWorker", Blind)
-    folder = tmp_path / "f"
-    with pytest.raises(SystemExit) as caught:
-        main(["fit", "digits", "--budget", "60s", "--on", "ray", "--device", "cpu", "--out", str(folder)])
-    assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert "does not see the search's folder" in said
-    assert "Traceback" not in said
-
-
-@pytest.fixture
-def ray_trials(cluster, tmp_path):
-    """A search's folder with a trial in its journal, and workers that are slow to start."""
-    from steppe.config import DataConfig
-    from steppe.studies import raytrials
-    from steppe.studies.journal import begin_trial, choose, open_journal
-    from steppe.studies.space import Space
-
-    class Slow(raytrials.TrialWorker):
-        def get_ready(self):
-            if self.dataset is None:
-                time.sleep(SLOW_S)
-            return super().get_ready()
-
-    study = open_journal(tmp_path)
-    begin_trial(study, choose(study, Space(("mlp_8",)), 0, None), {"rung": 0})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(raytrials, "TrialWorker", Slow)
-        opened = raytrials.RayTrials(
-            tmp_path, address=None, data_config=DataConfig(), data_root=None, keeping=None, device="cpu"
-        )
-    yield opened
-    opened.close()
-
-
-SLOW_S = 5.0
-
-
-def trial_job(tmp_path, **budget):
-    from steppe.config import RunConfig
-    from steppe.studies.executor import Job
-    from steppe.studies.journal import open_journal
-
-    config = RunConfig.model_validate({"model": {"name": "mlp_8"}, "budget": budget})
-    return Job(config, 600, open_journal(tmp_path).get_trials()[0]._trial_id)
-
-
-def nothing() -> None:
-    """What a search does meanwhile."""
-
-
-def wait_for(path: Path) -> None:
-    until = time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def outcomes(opened):
-    while not (found := opened.wait(nothing)):
-        pass
-    return [outcome for _, outcome in found]
-
-
-@pytest.mark.long
-def test_what_a_worker_takes_to_start_is_no_part_of_a_trial(ray_trials, tmp_path):
-    assert not ray_trials.has_room(nothing, 0.5), "nobody is ready yet"
-    for seconds in (0.2, 0.3, 0.4):
-        assert ray_trials.has_room(nothing, 120)
-        ray_trials.submit(trial_job(tmp_path, seconds=seconds))
-        (outcome,) = outcomes(ray_trials)
-        assert outcome.state == "complete"
-        assert outcome.factor is not None
-        assert outcome.fixed_s < SLOW_S
-    ray_trials.submit(replace(trial_job(tmp_path, seconds=0.5), trial=None))
-    assert not ray_trials.has_room(nothing, 0), "while the winner is trained the other workers are gone"
-    assert outcomes(ray_trials)[0].state == "complete"
-
-
-@pytest.mark.long
-def test_a_trial_whose_worker_is_killed_goes_on_in_another(ray_trials, tmp_path):
-    job = trial_job(tmp_path, gradient_evaluations=1200)
-    assert ray_trials.has_room(nothing, 120)
-    ray_trials.submit(replace(job, trial=None))
-    run = tmp_path / job.config.run_id
-    wait_for(run / "checkpoint.safetensors")
-    (worker,) = lock_holders(run / ".lock")
-    os.kill(worker, signal.SIGKILL)
-    (outcome,) = outcomes(ray_trials)
-    assert outcome.state == "complete"
-    assert len(Run(run).read("env.json")["earlier"]) == 1
-    whole = train(job.config, data.load(job.config.data), tmp_path / "whole", device="cpu")
-    assert Run(run).weights.read_bytes() == whole.weights.read_bytes()
-
-
-@pytest.mark.long
-def test_a_trial_that_is_stopped_is_kept(ray_trials, tmp_path):
-    job = trial_job(tmp_path, gradient_evaluations=10**8)
-    assert ray_trials.has_room(nothing, 120)
-    ray_trials.submit(job)
-    run = tmp_path / job.config.run_id
-    wait_for(run / "checkpoint.safetensors")
-    os.kill(os.getpid(), signal.SIGINT)
-    with pytest.raises(Interrupted):
-        outcomes(ray_trials)
-    assert not lock_holders(run / ".lock")
-    assert (run / "checkpoint.safetensors").exists()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -31,15 +28,16 @@ from steppe.cli.place import (
     check_place,
     gibibytes,
 )
+from steppe.cli.plans import plan_table, planned_values, print_estimate
 from steppe.cli.publish import publish
 from steppe.cli.show import JsonOption, StudyProgress, console, print_json, progress_bar
 from steppe.config import PlannedRun, StudyConfig, at_scale, choose, load_study_config, plan
 from steppe.config.shipped import list_studies, load_study
-from steppe.errors import RunError, SteppeError
+from steppe.errors import RunError
 from steppe.runs import Run, read_json, write_json
 
 if TYPE_CHECKING:
-    from steppe.studies import Estimate, Published
+    from steppe.studies import Published
 
 app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Runs that answer one question: list, show, run, compare, figures, publish."
@@ -106,7 +104,9 @@ def show(name: Name, scale: Scale = None, json: JsonOption = False) -> None:
     study = at_scale(whole, scale, where=str(path))
     planned = plan(study, where=str(path))
     if json:
-        print_json(_about(study, path) | {"scales": list(whole.scale), "planned": [_planned(run_) for run_ in planned]})
+        print_json(
+            _about(study, path) | {"scales": list(whole.scale), "planned": [planned_values(run_) for run_ in planned]}
+        )
         return
     console.print(study.title or study.name, markup=False, style="bold")
     console.print(study.question, markup=False)
@@ -114,7 +114,7 @@ def show(name: Name, scale: Scale = None, json: JsonOption = False) -> None:
     for scale_name, change in whole.scale.items():
         here = " (shown below)" if scale_name == study.default_scale else ""
         console.print(f"scale {scale_name}{here}: {change.about}", markup=False, soft_wrap=True)
-    console.print(_plan_table(planned))
+    console.print(plan_table(planned))
     for claim in study.claims:
         console.print(f"claim: {claim.text} · {claim.holds}", markup=False, soft_wrap=True)
 
@@ -131,10 +131,6 @@ def _about(study: StudyConfig, path: Path) -> dict[str, Any]:
     claims = [{"text": claim.text, "holds": claim.holds} for claim in study.claims]
     scales = {"scale": study.default_scale, "scales": list(study.scale)}
     return {**about, **scales, "runs": len(plan(study, where=str(path))), "claims": claims}
-
-
-def _planned(run_: PlannedRun) -> dict[str, Any]:
-    return {"run_id": run_.config.run_id, "labels": run_.labels, "seed": run_.config.seed}
 
 
 @app.command(cls=Command)
@@ -194,7 +190,7 @@ def run(
         pick_device(device)
     check_place(on, address)
     if dry_run:
-        _print_estimate(study, chosen, folder, root, device, workers or default_workers(device), json)
+        print_estimate(study, chosen, folder, root, device, workers or default_workers(device), json)
         return
     _check_folder(study, folder)
     at = f" at scale {study.default_scale}" if study.default_scale else ""
@@ -349,68 +345,3 @@ def _check_folder(study: StudyConfig, folder: Path) -> None:
     ours = (".lock", "locks")  # a process that has just begun the same study
     if about is None and folder.exists() and (not folder.is_dir() or any(p.name not in ours for p in folder.iterdir())):
         raise RunError("this is not empty, and no study's folder", where=str(folder), mend=mend)
-
-
-def _plan_table(planned: list[PlannedRun]) -> Table:
-    axes = list(dict.fromkeys(axis for run_ in planned for axis in run_.labels))
-    table = Table(*(escape(axis) for axis in axes), "seeds", "run", box=None, header_style="bold")
-    cells: dict[str, list[PlannedRun]] = {}
-    for run_ in planned:
-        cells.setdefault(run_.config.without_seed().hash, []).append(run_)
-    for runs in cells.values():
-        seeds = ", ".join(str(r.config.seed) for r in runs)
-        table.add_row(*(Text(runs[0].labels.get(a, "–")) for a in axes), seeds, runs[0].config.run_id)
-    return table
-
-
-def _print_estimate(
-    study: StudyConfig,
-    planned: list[PlannedRun],
-    folder: Path,
-    data_root: str | None,
-    device: str | None,
-    workers: int,
-    json: bool,
-) -> None:
-    from steppe.studies import Estimate, estimate_runs, is_complete, threads_for
-
-    todo = [p for p in planned if not is_complete(folder, p, study)]
-    found = estimate_runs(todo, data_root=data_root, device=device, threads=threads_for(workers))
-    estimates = [one for one in found if isinstance(one, Estimate)]
-    problems = Counter(str(one) for one in found if isinstance(one, SteppeError))
-    reasons = [f"{count} of {len(todo)} runs cannot be made: {problem}" for problem, count in problems.items()]
-    if todo and not estimates:
-        raise RunError("\n".join(reasons))
-    sums = {
-        "gradient_evaluations": sum(e.gradient_evaluations for e in estimates),
-        "flops": sum(e.flops for e in estimates),
-        "time_s": max([sum(e.time_s for e in estimates) / workers, *(e.time_s for e in estimates)]),
-    }
-    before = len(planned) - len(todo)
-    if json:
-        rows = [_planned(run_) | _estimated(one) for run_, one in zip(todo, found, strict=True)]
-        print_json({"rows": rows, "finished_before": before, "workers": workers, **sums})
-        return
-    table = Table("run", "gradient evaluations", "TFLOP", "seconds", box=None, header_style="bold")
-    for run_, one in zip(todo, found, strict=True):
-        cells = ("–", "–", "–")
-        if isinstance(one, Estimate):
-            cells = (f"{one.gradient_evaluations:,.0f}", f"{one.flops / 1e12:,.2f}", f"{one.time_s:,.1f}")
-        table.add_row(run_.config.run_id, *cells)
-    console.print(table)
-    for reason in reasons:
-        console.print(reason, markup=False, soft_wrap=True)
-    of = f" of the {len(estimates)} that can be made" if problems else ""
-    console.print(
-        f"{len(todo)} runs to do, {before} finished before; "
-        f"{sums['gradient_evaluations']:,.0f} gradient evaluations, {sums['flops'] / 1e12:,.1f} TFLOP, "
-        f"about {sums['time_s']:,.0f} s of training{of} with {workers} worker(s) on this machine",
-        soft_wrap=True,
-    )
-
-
-def _estimated(found: Estimate | SteppeError) -> dict[str, Any]:
-    """What a run will cost in plain values, or what keeps it from being made."""
-    if isinstance(found, SteppeError):
-        return {"gradient_evaluations": None, "flops": None, "time_s": None, "problem": str(found)}
-    return asdict(found) | {"problem": None}

@@ -86,7 +86,7 @@ class Claim:
 
     @property
     def in_points(self) -> bool:
-        """Whether its sides differ by percentage points: they are made of accuracies and errors by + and − alone."""
+        """Whether its sides differ by points: they are made of accuracies and errors by + and −, or averages."""
         return _is_share(self.left) and _is_share(self.right)
 
 
@@ -275,7 +275,8 @@ def _measures(expression: Expression) -> Iterator[Measure]:
 def _is_share(expression: Expression) -> bool:
     """Whether an expression is a share of images, or a plain number."""
     if isinstance(expression, Operation):
-        return expression.sign in "+-" and _is_share(expression.left) and _is_share(expression.right)
+        scaled = expression.sign == "/" and isinstance(expression.right, Number)  # an average of shares
+        return (expression.sign in "+-" or scaled) and _is_share(expression.left) and _is_share(expression.right)
     return isinstance(expression, Number) or expression.name.endswith(("accuracy", "accuracy_gap", "error"))
 
 

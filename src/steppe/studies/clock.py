@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from steppe.errors import ConfigError
+from steppe.runs import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -95,3 +97,31 @@ def show_seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What a folder says of its search; empty where there is none."""
+    path = folder / "fit.json"
+    about = read_json(path) if path.is_file() else {}
+    return about if isinstance(about, dict) else {}
+
+
+def is_over(about: dict[str, Any], budget: Budget) -> bool:
+    """Whether a search has given its answer, and is not asked to go on by a longer budget."""
+    return "best" in about and budget.amount <= float(about.get(budget.key("budget"), 0.0))
+
+
+def open_clock(folder: Path, about: dict[str, Any], budget: Budget, began: float) -> Clock:
+    """The clock of a session.
+
+    Args:
+        folder: the search's; time is kept in its `fit.json`.
+        about: what else is kept there.
+        budget: that of this session.
+        began: `time.monotonic()` when it began.
+    """
+
+    def keep(elapsed_s: float) -> None:
+        write_json(folder / "fit.json", {**about, "elapsed_s": round(elapsed_s, 2)})
+
+    return Clock(began, float(about.get("elapsed_s", 0.0)), keep, over=is_over(about, budget))

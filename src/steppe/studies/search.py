@@ -25,11 +25,11 @@ from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
 from steppe.runs import locked
 from steppe.runs.home import MARKER
-from steppe.studies.clock import Budget
+from steppe.studies.clock import Budget, is_over, open_clock, read_about
 from steppe.studies.front import Fitted, tabulate, write_fronts
 from steppe.studies.journal import import_optuna
 from steppe.studies.space import Wanted
-from steppe.studies.trials import Notify, Search, is_over, open_clock, read_about
+from steppe.studies.trials import Notify, Search
 from steppe.train import pick_device
 
 START_S = 10.0

@@ -13,11 +13,11 @@ import torch
 from steppe.config import MeasureConfig, RunConfig
 from steppe.data import Dataset, Keeping
 from steppe.errors import ConfigError, RunError
-from steppe.runs import Run, read_json, write_json
+from steppe.runs import Run
 from steppe.runs.answers import ANSWERS
 from steppe.studies.account import SEARCH_SHARE, Account
 from steppe.studies.chosen import count_images, evaluate_chosen, time_forward
-from steppe.studies.clock import Budget, Clock
+from steppe.studies.clock import Budget, is_over, open_clock
 from steppe.studies.executor import Executor, Here, Job
 from steppe.studies.front import Fitted, explain, tabulate, write_fronts, write_study
 from steppe.studies.journal import (
@@ -384,34 +384,6 @@ class Search:
         if run_id not in self._timed:
             self._timed[run_id] = time_forward(Run(self.folder / run_id), self.dataset, self.device)
         return self._timed[run_id]
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """What a folder says of its search; empty where there is none."""
-    path = folder / "fit.json"
-    about = read_json(path) if path.is_file() else {}
-    return about if isinstance(about, dict) else {}
-
-
-def is_over(about: dict[str, Any], budget: Budget) -> bool:
-    """Whether a search has given its answer, and is not asked to go on by a longer budget."""
-    return "best" in about and budget.amount <= float(about.get(budget.key("budget"), 0.0))
-
-
-def open_clock(folder: Path, about: dict[str, Any], budget: Budget, began: float) -> Clock:
-    """The clock of a session.
-
-    Args:
-        folder: the search's; time is kept in its `fit.json`.
-        about: what else is kept there.
-        budget: that of this session.
-        began: `time.monotonic()` when it began.
-    """
-
-    def keep(elapsed_s: float) -> None:
-        write_json(folder / "fit.json", {**about, "elapsed_s": round(elapsed_s, 2)})
-
-    return Clock(began, float(about.get("elapsed_s", 0.0)), keep, over=is_over(about, budget))
 
 
 def _in_given_order(candidates: Sequence[Candidate], given: Sequence[str]) -> tuple[str, ...]:
