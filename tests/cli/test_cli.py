@@ -352,6 +352,9 @@ def test_a_measure_that_is_unknown_is_answered_with_those_there_are(capsys):
         ("steppe train --minimizer lo", ["looksam"]),
         ("steppe train --model vit_6", ["vit_6l_8h_384"]),
         ("steppe study run sw", ["swin-finetune"]),
+        ("steppe study run sharp-minima --scale sm", ["smoke", "small"]),
+        ("steppe study run sharp-minima --scale cifar100 --only model=", ["model=ResNet", "model=ViT", "model=Mixer"]),
+        ("steppe study run nosuch --only m", []),
     ],
 )
 def test_a_shell_offers_names_when_tab_is_pressed(line, offered):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,7 +34,7 @@ from steppe.cli.publish import publish
 from steppe.cli.show import JsonOption, StudyProgress, console, print_json, progress_bar
 from steppe.config import PlannedRun, StudyConfig, at_scale, choose, load_study_config, plan
 from steppe.config.shipped import list_studies, load_study
-from steppe.errors import RunError
+from steppe.errors import RunError, SteppeError
 from steppe.runs import Run, read_json, write_json
 
 if TYPE_CHECKING:
@@ -55,6 +56,29 @@ def _starting(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     return complete
 
 
+def _named(ctx: typer.Context) -> str:
+    """The study that a command line names which ends in an option without its value yet."""
+    return str(ctx.params.get("name") or next(iter(ctx.args), ""))
+
+
+def _scales(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The scales of the study that the command line names before."""
+    with suppress(SteppeError):
+        return [name for name in load_study(_named(ctx))[0].scale if name.startswith(incomplete)]
+    return []
+
+
+def _variants(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What `--only` may be given, of the study and the scale that the command line names before."""
+    with suppress(SteppeError):
+        whole, path = load_study(_named(ctx))
+        planned = plan(at_scale(whole, ctx.params.get("scale"), where=str(path)), where=str(path))
+        offered = [f"{axis}={label}" for run_ in planned for axis, label in run_.labels.items()]
+        offered += [f"seed={run_.config.seed}" for run_ in planned]
+        return [one for one in dict.fromkeys(offered) if one.startswith(incomplete)]
+    return []
+
+
 Name = Annotated[
     str,
     typer.Argument(
@@ -69,7 +93,7 @@ Scale = Annotated[
     str | None,
     typer.Option(
         help="smoke, small, paper, or another: `steppe study show` says which it has  \\[default: the study's own]",
-        autocompletion=_starting(lambda: ("smoke", "small", "registry", "paper")),
+        autocompletion=_scales,
     ),
 ]
 
@@ -147,7 +171,11 @@ def run(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="AXIS=VARIANT", help="only these runs, such as seed=0; may be given several times"),
+        typer.Option(
+            metavar="AXIS=VARIANT",
+            help="only these runs, such as seed=0; may be given several times",
+            autocompletion=_variants,
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and what it will cost, and stop")] = False,
     on: OnOption = Place.here,
