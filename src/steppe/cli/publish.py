@@ -79,7 +79,8 @@ def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
     listed = [{"run_id": p.config.run_id, "labels": p.labels} for p in planned]
     rows = summarise_records(records, {"runs": listed})
     title = study.title or study.name
-    title = next(one for one in (title, f"{title} (scale {scale})", f"{title} ({path.name})") if one not in taken)
+    told_apart = (title, *([f"{title} (scale {scale})"] if scale else []), f"{title} ({path.name})")
+    title = next(one for one in told_apart if one not in taken)
     picture = out.parent / "images" / "results" / path.name
     save(draw_accuracy_against_cost(rows, title), picture, formats=("png",))
     return StudyResults(

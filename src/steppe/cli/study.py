@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -121,12 +121,12 @@ def list_(json: JsonOption = False) -> None:
 @app.command(cls=Command)
 def show(name: Name, scale: Scale = None, json: JsonOption = False) -> None:
     """Show a study: its question, its scales, every run it is made of, and what it claims."""
-    _look(name, scale)
-    from steppe.studies import find_study
-
-    whole, path = find_study(name)
+    whole, path = load_study(name)  # a wrong name or scale is told before torch is imported, here and below
     study = at_scale(whole, scale, where=str(path))
     planned = plan(study, where=str(path))
+    from steppe.studies import check_study
+
+    check_study(whole, path)
     if json:
         print_json(
             _about(study, path) | {"scales": list(whole.scale), "planned": [planned_values(run_) for run_ in planned]}
@@ -141,12 +141,6 @@ def show(name: Name, scale: Scale = None, json: JsonOption = False) -> None:
     console.print(plan_table(planned))
     for claim in study.claims:
         console.print(f"claim: {claim.text} · {claim.holds}", markup=False, soft_wrap=True)
-
-
-def _look(name: str, scale: str | None, only: Sequence[str] | None = None) -> None:
-    """Tell a name, a scale or a run that is not there before torch and timm are imported, which takes seconds."""
-    whole, path = load_study(name)
-    choose(plan(at_scale(whole, scale, where=str(path)), where=str(path)), only or ())
 
 
 def _about(study: StudyConfig, path: Path) -> dict[str, Any]:
@@ -192,13 +186,16 @@ def run(
 
     A second process on the same folder takes other runs.
     """
-    _look(name, scale, only)
+    whole, path = load_study(name)
+    study = at_scale(whole, scale, where=str(path))
+    planned = plan(study, where=str(path))
+    chosen = choose(planned, only or ())
     from steppe.cli.figures import write_attention_sheets
     from steppe.data import Keeping
     from steppe.report import print_table, row_values, summarise, write_report
     from steppe.studies import (
+        check_study,
         default_workers,
-        find_study,
         known_threads,
         read_published,
         run_study,
@@ -207,10 +204,7 @@ def run(
     )
     from steppe.train import pick_device
 
-    whole, path = find_study(name)
-    study = at_scale(whole, scale, where=str(path))
-    planned = plan(study, where=str(path))
-    chosen = choose(planned, only or ())
+    check_study(whole, path)
     published = read_published(whole, path)
     folder = out or Path("runs") / study.folder_name
     root = str(data_root) if data_root else None
@@ -281,13 +275,13 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Set the runs of a study beside the published figures, cell by cell, and judge its claims."""
-    _look(name, scale)
-    from steppe.cli.compare import print_comparison
-    from steppe.studies import compare_study, describe, find_study, read_published, write_comparison
-
-    whole, path = find_study(name)
+    whole, path = load_study(name)
     study, folder = _find_runs(whole, path, folder, scale)
     planned = plan(study, where=str(path))
+    from steppe.cli.compare import print_comparison
+    from steppe.studies import check_study, compare_study, describe, read_published, write_comparison
+
+    check_study(whole, path)
     found = compare_study(study, planned, folder, read_published(whole, path))
     files = list(write_comparison(found, folder))
     if read_study(folder) is None:  # runs that were brought here alone: a report needs to know which is which
@@ -309,12 +303,12 @@ def figures(
     data_root: Annotated[str | None, typer.Option(help="where named data sets live, for attention maps")] = None,
 ) -> None:
     """Draw the runs of a study side by side, the first seed of every cell: landscapes, neurons, attention, curves."""
-    _look(name, scale)
-    from steppe.cli.figures import draw_figures
-    from steppe.studies import find_study
-
-    whole, path = find_study(name)
+    whole, path = load_study(name)
     study, folder = _find_runs(whole, path, folder, scale)
+    from steppe.cli.figures import draw_figures
+    from steppe.studies import check_study
+
+    check_study(whole, path)
     for file in draw_figures(study, plan(study, where=str(path)), folder, data_root):
         if file.suffix == ".png":
             console.print(f"written: {file} and .pdf", markup=False, soft_wrap=True)

@@ -120,10 +120,9 @@ def _betweens(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     def read(found: Mapping[str, Any]) -> dict[str, Any] | None:
         x, y = numbers(found.get("shares"), 5), numbers(found.get("loss"))
         folder = str(dig(found, "settings", "with") or "the other").rstrip("/").rsplit("/", 1)[-1]
-        barrier = short(number(found.get("barrier")))
-        return (
-            {"x": x, "y": y, "other": names.get(folder, folder), "barrier": barrier} if len(x) == len(y) > 0 else None
-        )
+        if not x or len(x) != len(y):
+            return None
+        return {"x": x, "y": y, "other": names.get(folder, folder), "barrier": short(number(found.get("barrier")))}
 
     return _each(subjects, "between", read)
 

@@ -4,7 +4,7 @@ from steppe.config.shipped import list_studies
 from steppe.studies.compare import Cell, JudgedClaim, StudyComparison, compare_study, write_comparison
 from steppe.studies.costs import Images, add_cost, describe_price, measure_cost
 from steppe.studies.estimate import Estimate, estimate_runs
-from steppe.studies.library import find_study
+from steppe.studies.library import check_study, find_study
 from steppe.studies.pipeline import add_measures, execute
 from steppe.studies.pool import default_workers, describe, is_complete, known_threads, run_study, threads_for
 from steppe.studies.published import Published, read_published
@@ -20,6 +20,7 @@ __all__ = [
     "StudyComparison",
     "add_cost",
     "add_measures",
+    "check_study",
     "compare_study",
     "default_workers",
     "describe",
