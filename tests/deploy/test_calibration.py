@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from steppe import data
 from steppe.config import RunConfig
 from steppe.data import Keeping
 from steppe.deploy import fit_temperature, get_calibration, open_trained
-from steppe.deploy.calibration import MOST, Calibration, calibrate, read_calibration, temperature_error
+from steppe.deploy.calibration import FILE, MOST, Calibration, calibrate, read_calibration, temperature_error
 from steppe.studies.subjects import load_learned
 from steppe.train import train
 
@@ -140,16 +139,15 @@ def test_a_named_set_that_is_not_there_is_not_downloaded(runs, tmp_path):
     assert found == f"its validation images are needed, and cifar10 is not in {tmp_path}"
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written(runs):
+def test_one_that_cannot_be_kept_is_given_all_the_same(runs):
+    """A name that is taken is refused to root too, who may write into a read-only folder."""
     said: list[str] = []
-    (runs / "resnet").chmod(0o555)
-    try:
-        found = get_calibration(open_trained(runs / "resnet", device="cpu"), say=said.append)
-    finally:
-        (runs / "resnet").chmod(0o755)
+    (runs / "resnet" / FILE).mkdir()
+    found = get_calibration(open_trained(runs / "resnet", device="cpu"), say=said.append)
     assert isinstance(found, Calibration)
     assert "could not be kept" in said[0]
+    assert "not a plain file" in said[0]
+    assert (runs / "resnet" / FILE).is_dir()
 
 
 def test_a_run_that_is_busy_is_calibrated_but_not_written_to(runs):
