@@ -76,7 +76,7 @@ def time_ours(config: RunConfig, dataset: data.Dataset, device: torch.device) ->
     return statistics.median(epochs[2:] or epochs[1:] or epochs), compile_s
 
 
-class PlainImages(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class PlainImages(torch.utils.data.Dataset):
     """What people write: one image at a time through torchvision's transforms."""
 
     def __init__(self, dataset: data.Dataset, size: int, crop: int, flip: bool) -> None:

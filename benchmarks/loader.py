@@ -95,7 +95,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (100 * batch, 3, 32, 32), generator=generator, dtype=torch.uint8)
     split = Split(images, torch.arange(len(images)) % 10)
-    source = Source(tuple("0123456789"), split, split.take(range(10)), split.take(range(10)))
+    source = Source(tuple("0123456789"), split, split.take(torch.arange(10)), split.take(torch.arange(10)))
     rows: list[dict[str, Any]] = []
 
     def tell(kind: str, name: str, how: str, found: dict[str, Any]) -> None:

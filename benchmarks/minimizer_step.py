@@ -145,10 +145,12 @@ def peak_mib() -> float:
 
 
 def sgd(model: nn.Module, **extra: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), **SETTINGS, **extra)
+    return torch.optim.SGD(model.parameters(), **{**SETTINGS, **extra})
 
 
-def measure_captured(model: nn.Module, batch: tuple[Tensor, Tensor], label: str, arguments: argparse.Namespace):
+def measure_captured(
+    model: nn.Module, batch: tuple[Tensor, Tensor], label: str, arguments: argparse.Namespace
+) -> tuple[list[float], float, float]:
     """One of our methods as one graph."""
     name, options = METHODS[label]
     if label == "base on a quarter":
@@ -177,7 +179,7 @@ def measure_eager(
     which: str,
     precision: str,
     arguments: argparse.Namespace,
-):
+) -> tuple[list[float], float, float]:
     """A method run eagerly, by default with bf16 autocast: ours, the loop, or pytorch_optimizer's."""
     x, y = batch
 
@@ -189,7 +191,9 @@ def measure_eager(
 
     if which == "steppe-eager":
         minimizer = create(label, sgd(model), model)
-        step = lambda: minimizer.step(backward)  # noqa: E731
+
+        def step() -> None:
+            minimizer.step(backward)
     elif which == "loop":
         loop = LoopSAM(sgd(model), model, 0.05 if label == "sam" else 0.5, None if label == "sam" else 0.01)
 
@@ -286,12 +290,12 @@ def run_cpu(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         loop = LoopSAM(torch.optim.SGD(model.parameters(), lr=0.0), model, 0.5, 0.01)
         minimizer = create("asam", torch.optim.SGD(model.parameters(), lr=0.0), model)
 
-        def give_gradients(model=model, gradients=gradients) -> None:
+        def give_gradients(model: nn.Module = model, gradients: list[Tensor] = gradients) -> None:
             for p, g in zip(model.parameters(), gradients, strict=True):
                 p.grad = g.clone()
 
         halves = {"loop": (loop.ascend, loop.restore), "steppe": (minimizer.ascend, minimizer.abandon)}
-        medians = {which: [] for which in halves}
+        medians: dict[str, list[float]] = {which: [] for which in halves}
         for _ in range(arguments.repeats):  # alternating, so that a busy machine slows both alike
             for which, (first, second) in halves.items():
                 give_gradients()

@@ -229,9 +229,9 @@ def torture(found: Found, kills: int, seed: int, place: Path, killed: str = "") 
             chains += 1
             wanted = min(rng.choice((1, 1, 2, 3)), count - mine)
             folder = place / f"{_slug(command.name)}_{chains}"
-            killed, passed = _chain(found, command, folder, whole, length_s, rng, wanted)
-            mine, missed, again = mine + killed, missed + passed, again + (killed > 1)
-            if passed + killed == 0:
+            struck, passed = _chain(found, command, folder, whole, length_s, rng, wanted)
+            mine, missed, again = mine + struck, missed + passed, again + (struck > 1)
+            if passed + struck == 0:
                 break
         hit += mine
         found.say(f"{command.name}: {mine} kills, {length_s:.1f} s undisturbed; {hit} of {kills} in all")
