@@ -257,6 +257,22 @@ def test_cells_are_adjusted_by_their_labels(tmp_path):
     assert {p.config.batch_size for p in smoke if p.labels["model"] == "ResNet"} == {64}
 
 
+BEGUN = """
+[runs.first]
+labels = { model = "first", training = "plain" }
+budget = { epochs = 3 }
+[axes.training.begun]
+model = { weights = "run:first", mode = "finetune" }
+"""
+
+
+def test_the_axes_are_run_before_single_runs_and_after_what_they_begin_from(tmp_path):
+    study = load_study_config(write(tmp_path, ADJUSTED + BEGUN))
+    trainings = [p.labels["training"] for p in plan(study)]
+    assert plan(study)[0].labels["model"] == "first"
+    assert trainings[1:] == ["plain", "SAM", "begun", "plain", "SAM", "begun", "ASAM"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

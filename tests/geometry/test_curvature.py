@@ -26,7 +26,8 @@ PARTS = ("whole", "embedding", "attention", "mlp", "block1", "block2", "norm", "
 def test_eigenvalues_of_the_whole_and_of_every_part(method):
     model, batches = make("vit")
     dense = known_hessian("vit")
-    found = measure_curvature(model, batches, parts=PARTS, method=method, iterations=400, tolerance=1e-4)
+    options = {"parts": PARTS, "method": method, "iterations": 400, "tolerance": 1e-4}
+    found = measure_curvature(model, batches, both_ends=PARTS, **options)
     for part, names in resolve_parts(model, PARTS).items():
         here = positions(model, names)
         exact = torch.linalg.eigvalsh(dense[here][:, here])
@@ -109,6 +110,23 @@ def test_power_iteration_tells_a_negative_end_from_lambda_max():
     assert found["settings"]["loss"] == "minus cross-entropy"
     assert found["parts"]["whole"]["lambda_max"]["value"] == pytest.approx(exact[-1].item(), rel=1e-4)
     assert found["parts"]["whole"]["lambda_min"]["value"] == pytest.approx(exact[0].item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["lanczos", "power"])
+def test_lambda_min_is_not_waited_for_where_it_is_not_asked_for(method):
+    model, batches = make("vit")
+    options = {"parts": PARTS, "method": method, "iterations": 400, "tolerance": 1e-4}
+    largest = measure_curvature(model, batches, **options)["parts"]
+    both = measure_curvature(model, batches, both_ends=PARTS, **options)["parts"]
+    assert largest["whole"] == both["whole"]
+    for part in PARTS[1:]:
+        assert largest[part]["lambda_max"]["converged"]
+        assert largest[part]["lambda_max"]["value"] == pytest.approx(both[part]["lambda_max"]["value"], rel=1e-3)
+        if "lambda_min" in largest[part]:  # the end that power iteration meets first, where it is the larger one
+            assert method == "power"
+            assert -largest[part]["lambda_min"]["value"] > largest[part]["lambda_max"]["value"]
+        else:
+            assert largest[part]["products"] < both[part]["products"]
 
 
 def test_lanczos_leaves_an_invariant_subspace():

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from steppe.config import StudyConfig, plan
 from steppe.errors import Busy
 from steppe.runs import Run, locked, read_json
 from steppe.studies import run_study
+from steppe.studies.sharing import seed_by_seed
 
 PROCESS = """
 import json, sys, time
@@ -36,6 +38,22 @@ measure = { noise_draws = 2 }
 [axes.how.sam]
 minimizer = { name = "sam" }
 """
+
+
+def test_one_seed_after_another_and_beginnings_before_what_begins_from_them():
+    text = (
+        STUDY
+        + """
+    [axes.how.begun]
+    model = { weights = "run:first", mode = "finetune" }
+    [runs.first]
+    labels = { how = "first" }
+    seeds = [7]
+    budget = { epochs = 1 }
+    """
+    )
+    order = [(p.labels["how"], p.config.seed) for p in seed_by_seed(plan(StudyConfig(**tomllib.loads(text))))]
+    assert order == [("first", 7)] + [(how, seed) for seed in (0, 1, 2) for how in ("base", "sam", "begun")]
 
 
 @pytest.mark.long

@@ -296,7 +296,10 @@ def study_cells(study: StudyConfig, *, where: str = "study") -> dict[str | None,
 
 
 def _cells(study: StudyConfig) -> list[tuple[str | None, dict[str, str], dict[str, Any]]]:
-    """Every cell as (name of a single run or None, labels, values): single runs first, others may begin from them."""
+    """Every cell as (name of a single run or None, labels, values), in the order in which they are to be run.
+
+    Single runs from which others begin come first, then the combinations of the axes, then the other single runs.
+    """
     out: list[tuple[str | None, dict[str, str], dict[str, Any]]] = []
     for name, change in study.runs.items():
         values = merge(study.base, change)
@@ -305,13 +308,16 @@ def _cells(study: StudyConfig) -> list[tuple[str | None, dict[str, str], dict[st
     out.sort(key=lambda cell: _weights(cell[2]).startswith(OF_THE_STUDY))  # stable: the rest stays in its order
     if study.runs and not study.axes:
         return out
+    crossed: list[tuple[str | None, dict[str, str], dict[str, Any]]] = []
     for combination in itertools.product(*(variants.items() for variants in study.axes.values())):
         values = dict(study.base)
         for _, change in combination:
             values = merge(values, change)
         labels = dict(zip(study.axes, (label for label, _ in combination), strict=True))
-        out.append((None, labels, adjust(values, labels, study.adjust)))
-    return out
+        crossed.append((None, labels, adjust(values, labels, study.adjust)))
+    begun_from = {_weights(values).removeprefix(OF_THE_STUDY) for _, _, values in [*out, *crossed]}
+    starts, others = [[cell for cell in out if (cell[0] in begun_from) is first] for first in (True, False)]
+    return [*starts, *crossed, *others]
 
 
 def _with_weights(

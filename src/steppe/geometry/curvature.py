@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,8 @@ class EigenOptions(ProductOptions, total=False):
 
     parts: names of `steppe.models.blocks`, or `whole`; or names with the parameters they stand for. method: `lanczos`
     or `power`. iterations: products at most, for each end by power iteration. tolerance: residual, in units of the
-    eigenvalue, at which it counts as converged and the iteration stops. check: check the products first (see
+    eigenvalue, at which it counts as converged and the iteration stops. both_ends: parts of which λmin is found too; it
+    is often near zero, and takes several times the products of λmax. check: check the products first (see
     `steppe.geometry.selfcheck`). seed: of the start vector.
     """
 
@@ -52,6 +53,7 @@ class EigenOptions(ProductOptions, total=False):
     method: Literal["lanczos", "power"]
     iterations: int
     tolerance: float
+    both_ends: Sequence[str]
     check: bool
     seed: int
 
@@ -65,10 +67,10 @@ class Eigenvalue(TypedDict):
 
 
 class PartCurvature(TypedDict):
-    """The ends of the spectrum of one diagonal block of the Hessian."""
+    """The ends of the spectrum of one diagonal block of the Hessian; λmin where it was asked for."""
 
     lambda_max: Eigenvalue
-    lambda_min: Eigenvalue
+    lambda_min: NotRequired[Eigenvalue]
     top: list[Eigenvalue]
     parameters: int
     products: int
@@ -135,6 +137,7 @@ def top_eigenvectors(
     top: int = 2,
     iterations: int = 100,
     tolerance: float = 1e-3,
+    both_ends: Sequence[str] = (WHOLE,),
     check: bool = True,
     seed: int = 0,
     known: Mapping[str, PartCurvature] | None = None,
@@ -169,14 +172,16 @@ def top_eigenvectors(
                 figures[part] = known[part]
                 continue
             before = hessian.products[part]
-            largest, smallest = _ends(hessian, part, method, top, iterations, tolerance, seed)
+            both = part in both_ends
+            largest, smallest = _ends(hessian, part, method, top, iterations, tolerance, seed, both_ends=both)
             figures[part] = {
                 "lambda_max": _figure(largest[0]),
-                "lambda_min": _figure(smallest),
                 "top": [_figure(pair) for pair in largest],
                 "parameters": hessian.size(part),
                 "products": hessian.products[part] - before,
             }
+            if smallest:
+                figures[part]["lambda_min"] = _figure(smallest)
             vectors[part] = [hessian.unflatten(pair.vector, part) for pair in largest]
             found_so_far(figures)
         settings = describe_options(model, batches, seed, options)
@@ -192,8 +197,8 @@ def top_eigenvectors(
 
 
 def _ends(
-    hessian: Hessian, part: str, method: str, top: int, iterations: int, tolerance: float, seed: int
-) -> tuple[list[Eigenpair], Eigenpair]:
+    hessian: Hessian, part: str, method: str, top: int, iterations: int, tolerance: float, seed: int, *, both_ends: bool
+) -> tuple[list[Eigenpair], Eigenpair | None]:
     generator = torch.Generator().manual_seed(seed)
     start = hessian.random(part, generator)
 
@@ -202,9 +207,13 @@ def _ends(
 
     if method == "lanczos":
         basis = hessian.like(min(iterations, hessian.size(part)), hessian.size(part))
-        largest, smallest, _ = extreme_eigenpairs(multiply, start, basis, tolerance, top=top, generator=generator)
+        largest, smallest, _ = extreme_eigenpairs(
+            multiply, start, basis, tolerance, top=top, generator=generator, both_ends=both_ends
+        )
         return largest, smallest
     first = power_iteration(multiply, start, iterations, tolerance)
+    if first.value > 0 and not both_ends:
+        return [first], None
     start = hessian.random(part, generator)
     second = power_iteration(multiply, start, iterations, tolerance, shift=first.value)
     return ([first], second) if first.value >= second.value else ([second], first)

@@ -129,8 +129,15 @@ def _orthogonalise(vector: Tensor, basis: Tensor) -> None:
 
 
 def extreme_eigenpairs(
-    multiply: Multiply, start: Tensor, basis: Tensor, tolerance: float, *, top: int, generator: torch.Generator
-) -> tuple[list[Eigenpair], Eigenpair, int]:
+    multiply: Multiply,
+    start: Tensor,
+    basis: Tensor,
+    tolerance: float,
+    *,
+    top: int,
+    generator: torch.Generator,
+    both_ends: bool = True,
+) -> tuple[list[Eigenpair], Eigenpair | None, int]:
     """Find the `top` largest eigenvalues and the smallest by Lanczos: (largest first, smallest, steps made).
 
     The residual of each pair is measured by one more product, not taken from the recursion.
@@ -142,14 +149,16 @@ def extreme_eigenpairs(
         tolerance: residual, in units of the eigenvalue, at which to stop.
         top: how many of the largest to find.
         generator: on the CPU, for fresh vectors.
+        both_ends: find the smallest too; it is often near zero, and then takes far longer than the largest.
     """
+    smallest = [0] if both_ends else []
 
     def enough(krylov: Krylov) -> bool:
         steps = len(krylov.diagonal)
         if steps < top + 1 or (steps % 4 and krylov.off_diagonal[-1]):
             return False
         values, vectors = krylov.ritz()
-        wanted = [*range(steps - top, steps), 0]
+        wanted = [*range(steps - top, steps), *smallest]
         estimates = abs(krylov.off_diagonal[-1] * vectors[-1])
         if any(estimates[i] > 0.5 * tolerance * abs(values[i]) for i in wanted):
             return False
@@ -159,10 +168,10 @@ def extreme_eigenpairs(
     krylov = lanczos(multiply, start, basis, generator=generator, stop=enough)
     values, vectors = krylov.ritz()
     pairs = []
-    for i in [*range(len(values) - 1, max(-1, len(values) - 1 - top), -1), 0]:
+    for i in [*range(len(values) - 1, max(-1, len(values) - 1 - top), -1), *smallest]:
         vector = krylov.vector(vectors[:, i])
         moved = multiply(vector)
         value = float(torch.dot(vector, moved))
         residual = float((moved - value * vector).norm())
         pairs.append(Eigenpair(value, vector, residual, residual <= tolerance * abs(value)))
-    return pairs[:-1], pairs[-1], len(values)
+    return (pairs[:-1], pairs[-1], len(values)) if both_ends else (pairs, None, len(values))

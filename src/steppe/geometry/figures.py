@@ -28,7 +28,7 @@ SCALINGS = ("none", "weights", "all", "layer")
 
 
 def curvature(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    """λmax and λmin of the whole Hessian and of its blocks; on request λmax of the whole on subsets of the data."""
+    """λmax of the whole Hessian and of its blocks, λmin of the whole; on request λmax of subsets of the data."""
     parts = _parts(model, settings["parts"])
     each = settings["iterations"] * (1 if settings["method"] == "lanczos" else 2)
     keys = ("method", "top", "iterations", "tolerance")
@@ -40,7 +40,7 @@ def curvature(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[st
 
         def largest(batches: Batches) -> float:
             same: dict[str, Any] = {"loss": settings.chosen_loss, "batch_norm": settings["batchnorm"], "check": False}
-            whole = measure_curvature(model, batches, **plain, **same)["parts"][WHOLE]
+            whole = measure_curvature(model, batches, both_ends=(), **plain, **same)["parts"][WHOLE]
             return whole["lambda_max"]["value"]
 
         found["subsets"] = spread_over_subsets(largest, _images(dataset, settings), settings["subsets"])

@@ -26,7 +26,7 @@ from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
 from steppe.runs import Run, locked, make_trackers, read_json, write_json
 from steppe.studies.pipeline import has_measures
-from steppe.studies.sharing import RunQueue
+from steppe.studies.sharing import RunQueue, seed_by_seed
 from steppe.train import available_cores
 
 Notify = Callable[[str, PlannedRun, dict[str, Any]], None]
@@ -78,7 +78,7 @@ def run_study(
     threads = open_folder(study, planned, folder, threads_for(workers))
     shared = _Shared(study, folder, place, threads=threads, notify=notify)
     wanted = planned if chosen is None else chosen
-    todo = [p for p in wanted if not is_complete(folder, p, study)]
+    todo = seed_by_seed([p for p in wanted if not is_complete(folder, p, study)])
     for run in wanted:
         if run not in todo:
             shared.tell("kept", run, {})

@@ -40,6 +40,7 @@ from steppe.studies.pool import (
     stopped,
     threads_for,
 )
+from steppe.studies.sharing import seed_by_seed
 from steppe.studies.stopping import take_stop_requests
 
 RETRIES = 3
@@ -98,7 +99,7 @@ def run_study_on_ray(
         place["device"] = "cuda" if gpus else "cpu"  # Ray shows a task its own GPU alone
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(make_run)
         tasks = _Tasks(ray, study, folder, notify, home)
-        for run in wanted:
+        for run in seed_by_seed(wanted):
             if is_complete(folder, run, study):
                 tasks.tell("kept", run, {})
                 continue

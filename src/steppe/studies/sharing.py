@@ -23,6 +23,19 @@ Ended = Callable[[str, PlannedRun, dict[str, str]], None]
 LOOK_AGAIN_S = 0.3
 
 
+def seed_by_seed(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """All runs of one seed before those of the next, so that what is stopped has whole seeds.
+
+    Args:
+        runs: in the order of the plan, where a run comes before those that begin from its weights; it still does.
+    """
+    seeds = {run.config.run_id: run.config.seed for run in runs}
+    for run in reversed(runs):
+        if run.needs in seeds:
+            seeds[run.needs] = min(seeds[run.needs], seeds[run.config.run_id])
+    return sorted(runs, key=lambda run: seeds[run.config.run_id])
+
+
 class RunQueue:
     """The runs of a study that are not complete, handed out to the slots of this process."""
 
