@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ class Found:
 
     def say(self, text: str) -> None:
         """Print a line of progress."""
-        print(f"{time.strftime('%H:%M:%S')} {self.part}: {text}", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {self.part}: {text}", file=sys.__stdout__, flush=True)
 
     def check(self, what: str, holds: bool, detail: str = "") -> bool:
         """Count a check; where it does not hold, keep what was wrong.

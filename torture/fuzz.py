@@ -7,10 +7,12 @@ by (seed, target, number), so that a failure can be repeated: `python -m torture
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import random
 import signal
+import sys
 import time
 import traceback
 import warnings
@@ -152,7 +154,11 @@ def _limited(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what commands print; a progress line of ours is printed to the true output."""
+    """Leave out what commands print; a progress line of ours is printed to the true output.
+
+    A command line that is refused halfway through leaves its context, and what that did to the output, to the garbage
+    collector: the output is put back in the end.
+    """
     import logging
 
     logging.disable(logging.WARNING)
@@ -160,6 +166,8 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+    gc.collect()
+    sys.stdout = sys.__stdout__
     logging.disable(logging.NOTSET)
 
 
