@@ -8,6 +8,7 @@ from steppe.cli import main
 from steppe.config import at_scale, plan
 from steppe.errors import ConfigError, RunError
 from steppe.report import summarise
+from steppe.report.published import published_tables
 from steppe.runs import Run, create_run, put_result, read_json, write_json
 from steppe.studies import compare_study, find_study, read_published, write_comparison
 from steppe.studies.asked import own_settings
@@ -102,6 +103,27 @@ def test_cells_and_claims_are_compared(study_file, tmp_path):
     assert float(rows[0]["difference"]) == pytest.approx(1.0)
     assert rows[8]["remark"] == "holds"
     assert float(rows[8]["high"]) == pytest.approx(-3.0)
+
+
+def test_figures_of_other_data_are_shown_without_a_difference(study_file, tmp_path, capsys):
+    scales = '\n[scale.small]\n[scale.paper]\nbase = { data = { name = "imagenet" } }\n'
+    study_file.write_text('default_scale = "small"' + STUDY + scales)
+    out = tmp_path / "runs"
+    make_runs(study_file, out, scale="small")
+    with pytest.raises(SystemExit) as end:
+        main(["study", "compare", str(study_file), str(out), "--scale", "small"])
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    assert "source 000, table 1 (on imagenet, ours on digits)" in printed
+    cells = {(cell["row"], cell["column"]): cell for cell in read_json(out / "compare.json")["cells"]}
+    accuracy, setting = cells["base", "accuracy"], cells["all", "optimizer again"]
+    assert accuracy["measured"] == pytest.approx(91.0)
+    assert accuracy["difference"] is None
+    assert (accuracy["published_on"], accuracy["measured_on"]) == ("imagenet", "digits")
+    assert setting["same"] is False, "settings of the recipe are compared"
+    same = published_tables(read_json(out / "compare.json"), 6)
+    assert same is not None
+    assert same["data"] == ("imagenet", "digits")
 
 
 def test_unfinished_studies_say_what_is_missing(study_file, tmp_path):

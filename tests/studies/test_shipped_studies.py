@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import steppe
+from steppe.cli import main
 from steppe.cli.figures import draw_figures
 from steppe.config import at_scale, plan
 from steppe.config.shipped import studies_folder
@@ -256,6 +257,28 @@ def test_an_installed_package_finds_its_studies(tmp_path):
     assert path == str(tmp_path / "steppe" / "studies" / "shipped" / "toys" / "study.toml")
     assert int(count) > 10
     assert names == list(list_studies())
+
+
+def test_without_the_images_only_attention_maps_are_left_out(tmp_path, capsys, monkeypatch):
+    import torchvision.datasets
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "download", offline)
+    study = at_scale(find_study("sharp-minima")[0], "small")
+    (run,) = [p for p in plan(study) if p.labels == {"model": "ViT", "training": "plain"} and p.config.seed == 0]
+    kept = Path(__file__).parents[2] / "results/sharp-minima" / run.config.run_id
+    shutil.copytree(kept, tmp_path / run.config.run_id)
+    (tmp_path / "empty").mkdir()
+    command = ["study", "figures", "sharp-minima", str(tmp_path), "--scale", "small"]
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--data-root", str(tmp_path / "empty")])
+    assert end.value.code == 0
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert {"landscapes.png", "lambda_max.png", "active_neurons.png"} <= drawn
+    assert "attention.png" not in drawn
+    assert "attention maps are left out: cifar10 is not there" in capsys.readouterr().out
 
 
 def test_the_toys_figures_come_from_their_kept_runs(tmp_path):

@@ -24,10 +24,12 @@ def print_comparison(comparison: StudyComparison, console: Console) -> None:
     compared = [cell for cell in comparison.cells if cell.published.measure]
     for place in dict.fromkeys((cell.published.seed, cell.published.table) for cell in compared):
         table = Table("row", "column", "published", "measured", "difference", box=None, header_style="bold")
-        table.title, table.title_justify = Text(name_source(", ".join(filter(None, place)))), "left"
-        for cell in compared:
-            if (cell.published.seed, cell.published.table) == place:
-                table.add_row(*(Text(word) for word in _cell(cell)))
+        mine = [cell for cell in compared if (cell.published.seed, cell.published.table) == place]
+        on = {f" (on {cell.published_on}, ours on {cell.measured_on})": None for cell in mine if cell.published_on}
+        title = name_source(", ".join(filter(None, place))) + "".join(on)
+        table.title, table.title_justify = Text(title), "left"
+        for cell in mine:
+            table.add_row(*(Text(word) for word in _cell(cell)))
         console.print(table)
     for cell in comparison.cells:
         if not cell.published.measure:
@@ -55,9 +57,9 @@ def _cell(cell: Cell) -> tuple[str, ...]:
         return (*place, str(p.value), f"{cell.measured}{seeds}", "same" if cell.same else "differs")
     spread = f" ± {_number(cell.std)}" if cell.std else ""
     assert not isinstance(cell.measured, str)
-    assert cell.difference is not None
     measured = f"{_number(cell.measured)}{spread}{seeds}"
-    return (*place, _shown(p.value, p.unit), measured, f"{cell.difference:+.4g}")
+    apart = "" if cell.difference is None else f"{cell.difference:+.4g}"
+    return (*place, _shown(p.value, p.unit), measured, apart)
 
 
 def _print_claim(claim: JudgedClaim, console: Console) -> None:

@@ -12,10 +12,15 @@ from steppe.errors import RunError, SteppeError
 from steppe.runs import Run
 
 
-def draw_figures(study: StudyConfig, planned: Sequence[PlannedRun], folder: Path, data_root: str | None) -> list[Path]:
-    """Draw the first finished run of every cell into `folder/figures`, and give the files.
+def draw_figures(
+    study: StudyConfig, planned: Sequence[PlannedRun], folder: Path, data_root: str | None
+) -> tuple[list[Path], str]:
+    """Draw the first finished run of every cell into `folder/figures`.
 
     What the study asks for is drawn as it was measured with the study's settings, the rest as it was measured last.
+
+    Returns:
+        the files; and why attention maps were left out, such as data that are not on this machine, or nothing.
 
     Raises:
         RunError: there is no finished run.
@@ -41,15 +46,19 @@ def draw_figures(study: StudyConfig, planned: Sequence[PlannedRun], folder: Path
     }
     figures = draw_study(cells)
     looking = {name: cell["geometry"]["attention"] for name, cell in cells.items() if "attention" in cell["geometry"]}
+    left_out = ""
     if looking:
-        figures["attention"] = _attention(looking, runs, data_root)
+        try:
+            figures["attention"] = _attention(looking, runs, data_root)
+        except SteppeError as error:
+            left_out = f"attention maps are left out: {error}"
     toys = {run.config.data.name: run for name, run in runs.items() if cells[name]["shift"]}
     for data_name, run in toys.items():
         figures["points" if len(toys) == 1 else f"points_{data_name}"] = _points(study, run)
     files: list[Path] = []
     for name, figure in figures.items():
         files += save(figure, folder / "figures" / name)
-    return files
+    return files, left_out
 
 
 def first_runs(planned: Sequence[PlannedRun], folder: Path) -> dict[str, Run]:

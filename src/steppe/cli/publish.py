@@ -73,7 +73,7 @@ def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
     whole, where = find_study(str(name))
     study = at_scale(whole, scale, where=str(where))
     planned = plan(study, where=str(where))
-    write_comparison(compare_study(study, planned, path, read_published(whole, where)), path)
+    write_comparison(compare_study(study, planned, path, read_published(whole, where), whole=whole), path)
     folders = [path / p.config.run_id for p in planned]
     records = read_records([Run(one) for one in folders if (one / "config.toml").is_file()])
     listed = [{"run_id": p.config.run_id, "labels": p.labels} for p in planned]

@@ -242,7 +242,7 @@ def run(
     rows = summarise(runs, about)
     if not json:
         print_table(rows, console)
-    compared = _compared(study, planned, folder, published)
+    compared = _compared(study, planned, folder, published, whole)
     if missing := write_attention_sheets(runs, root, keeping):
         console.print(missing, markup=False, soft_wrap=True)
     title = study.title or study.name
@@ -282,7 +282,7 @@ def compare(
     from steppe.studies import check_study, compare_study, describe, read_published, write_comparison
 
     check_study(whole, path)
-    found = compare_study(study, planned, folder, read_published(whole, path))
+    found = compare_study(study, planned, folder, read_published(whole, path), whole=whole)
     files = list(write_comparison(found, folder))
     if read_study(folder) is None:  # runs that were brought here alone: a report needs to know which is which
         files.append(folder / "study.json")
@@ -309,9 +309,12 @@ def figures(
     from steppe.studies import check_study
 
     check_study(whole, path)
-    for file in draw_figures(study, plan(study, where=str(path)), folder, data_root):
+    files, left_out = draw_figures(study, plan(study, where=str(path)), folder, data_root)
+    for file in files:
         if file.suffix == ".png":
             console.print(f"written: {file} and .pdf", markup=False, soft_wrap=True)
+    if left_out:
+        console.print(left_out, markup=False, soft_wrap=True)
 
 
 def _find_runs(whole: StudyConfig, path: Path, folder: Path | None, scale: str | None) -> tuple[StudyConfig, Path]:
@@ -344,14 +347,14 @@ def read_study(folder: Path) -> dict[str, Any] | None:
 
 
 def _compared(
-    study: StudyConfig, planned: list[PlannedRun], folder: Path, published: list[Published]
+    study: StudyConfig, planned: list[PlannedRun], folder: Path, published: list[Published], whole: StudyConfig
 ) -> dict[str, Any] | None:
     """Judge the study's claims and write `compare.json`; None for a study that has neither claims nor figures."""
     from steppe.studies import compare_study, write_comparison
 
     if not study.claims and not published:
         return None
-    file, _ = write_comparison(compare_study(study, planned, folder, published), folder)
+    file, _ = write_comparison(compare_study(study, planned, folder, published, whole=whole), folder)
     found: dict[str, Any] = read_json(file)
     return found
 

@@ -155,6 +155,12 @@ def draw_eigenvalues(groups: Mapping[str, Mapping[str, Any]], title: str = "") -
     return draw_bars(values, "λmax (hatched: not converged)" if doubtful else "λmax", title, doubtful)
 
 
+def _number_of_block(part: str) -> int:
+    """So that blocks come last, in their order, whichever of two networks has more of them."""
+    number = part.removeprefix("block")
+    return int(number) if number.isdecimal() else 0
+
+
 def draw_bars(
     groups: Mapping[str, Mapping[str, float | None]],
     label: str,
@@ -169,7 +175,7 @@ def draw_bars(
         title: above.
         hatched: (model, part) of bars to be drawn with a hatch.
     """
-    parts = list(dict.fromkeys(part for values in groups.values() for part in values))
+    parts = sorted(dict.fromkeys(part for values in groups.values() for part in values), key=_number_of_block)
     figure = _figure(max(3.6, (0.35 + 0.07 * len(groups)) * len(parts) + 1.4), max(3.0, 0.21 * len(groups)))
     axes = figure.add_subplot()
     colours = colormaps["tab20" if len(groups) > 10 else "tab10"]

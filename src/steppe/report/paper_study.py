@@ -28,8 +28,9 @@ def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     labels = {name: cell.get("labels") or {"": name} for name, cell in cells.items()}
 
-    def draw(lines: Mapping[str, Sequence[float | None]], x_label: str, y_label: str) -> Figure:
-        return draw_lines({name: (range(len(line)), line) for name, line in lines.items()}, labels, x_label, y_label)
+    def draw(lines: Mapping[str, Sequence[float | None]], x_label: str, y_label: str, first: int = 1) -> Figure:
+        counted = {name: (range(first, first + len(line)), line) for name, line in lines.items()}
+        return draw_lines(counted, labels, x_label, y_label)
 
     geometry = {name: cell.get("geometry", {}) for name, cell in cells.items()}
     squares = {name: found["landscape"] for name, found in geometry.items() if "landscape" in found}
@@ -49,7 +50,7 @@ def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
         if "norms" in found
     }
     if any(active.values()):
-        figures["active_neurons"] = draw(active, "block, counted from 0", "share of active neurons")
+        figures["active_neurons"] = draw(active, "block", "share of active neurons")
     curves = {
         "train_loss": "training loss",
         "train_accuracy": "training accuracy",
@@ -59,7 +60,7 @@ def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
     for key, label in curves.items():
         lines = {name: [record.get(key) for record in cell.get("metrics", [])] for name, cell in cells.items()}
         if any(any(value is not None for value in line) for line in lines.values()):
-            figures[key] = draw(lines, "epoch, counted from 0", label)
+            figures[key] = draw(lines, "epoch", label)
     for key in ("rescaling_initial", "rescaling"):
         rescaled = {name: found[key] for name, found in geometry.items() if key in found}
         for case in ("weights", "weights_and_biases"):
@@ -69,7 +70,8 @@ def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
             for kind in ("sam", "asam_weights", "asam_weights_eta", "asam_all", "asam_all_eta"):
                 lines = {name: found[case]["sharp_loss"][kind] for name, found in rescaled.items()}
                 if lines:
-                    figures[f"{key}_{case}_{kind}"] = draw(lines, "rescaling", f"loss, {kind.replace('_', ' ')}")
+                    said = f"loss, {kind.replace('_', ' ')}"
+                    figures[f"{key}_{case}_{kind}"] = draw(lines, "rescaling", said, first=0)
     shifted = {
         name: [point for key, point in cell["shift"].items() if key.startswith("variance_")]
         for name, cell in cells.items()

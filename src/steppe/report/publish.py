@@ -18,7 +18,7 @@ from steppe.config import name_source
 from steppe.config.claims import parse_labels
 from steppe.errors import RunError
 from steppe.report.numbers import MISSING, compact, duration, number, percent, whole
-from steppe.report.published import claim_interval
+from steppe.report.published import claim_interval, data_of
 from steppe.report.record import Record, dig
 from steppe.report.table import Row, Stat, name_axis, spread
 
@@ -94,6 +94,8 @@ def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
         named = list(zip(_cell_names(cells), cells, strict=True))
         theirs = "; ".join(f"{name} {_value(cell.get('value'), cell.get('unit'))}".strip() for name, cell in named)
         ours = "; ".join(f"{name} {_measured(cell)}".strip() for name, cell in named)
+        if there := data_of(cells):
+            theirs, ours = f"on {there[0]}: {theirs}", f"on {there[1]}: {ours}"
         if not cells and len(study.rows) <= 6:
             ours = "; ".join(f"{', '.join(row.labels.values())} {_accuracy(row.test_accuracy)}" for row in study.rows)
         link = f"[{study.title}]({page}{_anchor(study.title)})"
@@ -158,6 +160,11 @@ def _render_study(study: StudyResults) -> list[str]:
     if claims := study.comparison.get("claims"):
         lines += ["", *_claim_table(claims)]
     if cells := _compared(study):
+        if there := data_of(cells):
+            lines += [
+                "",
+                f"Published figures were measured on {there[0]}, ours on {there[1]}: no differences are taken.",
+            ]
         lines += ["", *_cell_table(cells)]
     for picture in study.pictures:
         lines += ["", f"![{study.title}]({picture})"]

@@ -60,6 +60,7 @@ def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, 
         "counts": [(_chip(verdict, count), count, _KINDS.get(verdict, "")) for verdict, count in counts.most_common()],
         "sentence": _sentence(counts, sum(bool(claim["source"]) for claim in claims)),
         "cells": compared,
+        "data": data_of(cells),
         "left_out": [
             {"place": _place(cell), "value": _value(cell.get("value"), cell.get("unit")), "note": str(cell.get("note"))}
             for cell in cells
@@ -67,6 +68,19 @@ def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, 
         ],
         "stale": made_with is not None and made_with < finished,
     }
+
+
+def data_of(cells: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """The data sets of published figures and of ours, where the two differ.
+
+    Args:
+        cells: of `compare.json`.
+    """
+    there, here = (
+        ", ".join(dict.fromkeys(str(cell[key]) for cell in cells if cell.get(key)))
+        for key in ("published_on", "measured_on")
+    )
+    return (there, here) if there and here else None
 
 
 def _sentence(counts: Counter[str], published: int) -> list[tuple[str, bool]]:

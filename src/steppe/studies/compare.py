@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from steppe.config import PlannedRun, StudyConfig
+from steppe.config import PlannedRun, StudyConfig, at_scale, plan
 from steppe.config.claims import Measure, parse_claim, pick_cells
 from steppe.errors import RunError
 from steppe.runs import Run, write_atomically, write_json
@@ -37,10 +37,15 @@ class Cell:
     of_seeds: int = 0
     missing: str = ""
     """why there is nothing to compare"""
+    published_on: str = ""
+    measured_on: str = ""
+    """where the figure was published of other data than ours: both data sets"""
 
     @property
     def difference(self) -> float | None:
-        """Measured less published."""
+        """Measured less published; none where the two are of different data, but for settings of a recipe."""
+        if self.published_on and not str(self.published.measure).startswith("config."):
+            return None
         if isinstance(self.measured, str) or isinstance(self.published.value, str) or self.measured is None:
             return None
         return self.measured - self.published.value
@@ -76,7 +81,12 @@ class StudyComparison:
 
 
 def compare_study(
-    study: StudyConfig, planned: Sequence[PlannedRun], folder: str | Path, published: Sequence[Published]
+    study: StudyConfig,
+    planned: Sequence[PlannedRun],
+    folder: str | Path,
+    published: Sequence[Published],
+    *,
+    whole: StudyConfig | None = None,
 ) -> StudyComparison:
     """Compare the runs of a folder with what was published.
 
@@ -85,6 +95,7 @@ def compare_study(
         planned: its runs.
         folder: the study's folder.
         published: from `read_published`.
+        whole: the study with all its scales: `paper` says on what data the figures were published.
 
     Raises:
         RunError: there is no run of the study in the folder.
@@ -93,7 +104,8 @@ def compare_study(
     if not found.runs:
         command = f"steppe study run {study.name}" + (f" --scale {study.default_scale}" if study.default_scale else "")
         raise RunError("there is no run of this study here", where=str(folder), mend=f"run it first: `{command}`")
-    cells = [_compare_cell(figure, found) for figure in published]
+    theirs = plan(at_scale(whole, PAPER)) if whole is not None and PAPER in whole.scale else []
+    cells = [_compare_cell(figure, found, theirs) for figure in published]
     claims = []
     for claim in study.claims:
         claims.append(JudgedClaim(claim.text, claim.holds, claim.seed, _judge_claim(claim.holds, found)))
@@ -120,6 +132,9 @@ def write_comparison(comparison: StudyComparison, folder: str | Path) -> tuple[P
     write_atomically(folder / "compare.csv", out.getvalue())
     return folder / "compare.json", folder / "compare.csv"
 
+
+PAPER = "paper"
+"""The scale of a study that is as published."""
 
 _CSV = (
     *("kind", "seed", "table", "row", "column", "measure", "unit", "published", "measured", "std", "seeds", "of_seeds"),
@@ -186,7 +201,7 @@ class _Found:
         return {seed: statistics.fmean(cell[seed] for cell in cells) for seed in sorted(common)}
 
 
-def _compare_cell(figure: Published, found: _Found) -> Cell:
+def _compare_cell(figure: Published, found: _Found, theirs: Sequence[PlannedRun]) -> Cell:
     if figure.measure is None:
         return Cell(figure, missing=f"no counterpart: {figure.note}")
     members = [run for runs in found.members(figure.measure) for run in runs]
@@ -201,7 +216,15 @@ def _compare_cell(figure: Published, found: _Found) -> Cell:
         begun = any(run.config.run_id in found.runs for run in members)
         return Cell(figure, of_seeds=len(members), missing="no finished run has it" if begun else "not run yet")
     std = statistics.stdev(known) if len(known) > 1 else None
-    return Cell(figure, statistics.fmean(known), std, len(known), len(members))
+    there, here = _data_of([run for run in theirs if figure.measure.fits(run.labels)]), _data_of(members)
+    on = (there, here) if there and here and there != here else ("", "")
+    return Cell(figure, statistics.fmean(known), std, len(known), len(members), "", *on)
+
+
+def _data_of(runs: Sequence[PlannedRun]) -> str:
+    """The data set of runs; nothing where there are several."""
+    names = {run.config.data.name for run in runs}
+    return names.pop() if len(names) == 1 else ""
 
 
 def _judge_claim(text: str, found: _Found) -> Verdict:
@@ -234,6 +257,8 @@ def _as_json(comparison: StudyComparison) -> dict[str, Any]:
             "difference": cell.difference,
             "same": cell.same,
             "missing": cell.missing,
+            "published_on": cell.published_on,
+            "measured_on": cell.measured_on,
         }
         cells.append(figure | dict(found))
     claims = [{"text": c.text, "holds": c.holds, "seed": c.seed, **asdict(c.verdict)} for c in comparison.claims]
