@@ -77,6 +77,7 @@ wait)
   done
   cat "$O/jobs.txt"
   tail -n 2 "$O"/*.log
+  for run in "$R"/*/*/metrics.jsonl; do echo "$(dirname "$run") $(tail -n 1 "$run" | cut -c1-14) $(cd "$(dirname "$run")" && ls | tr '\n' ' ')"; done
   tar czf "$OUT/out.tgz" -C "$O" .
   for study in "$R"/*/; do
     tar czf "$OUT/$(basename "$study").tgz" -C "$R" --exclude='*.safetensors' --exclude='*.pt' --exclude='checkpoint*' --exclude='*.html' "$(basename "$study")"

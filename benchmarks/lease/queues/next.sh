@@ -1,21 +1,19 @@
-# What is missing of the five models of source 001, and source 003 in miniature on CIFAR-10, seed 0, with all its measures: side by side,
-# so that the GPU has work while others compile. CIFAR-100 travels first.
+# Source 003 in miniature on CIFAR-10: what is missing of seed 0 (results/sharp-minima has the other four, wholly measured), then its
+# table with seeds 1 and 2, as far as it comes. All in one folder, which several processes may share; CIFAR-10 alone travels.
 source benchmarks/lease/lease.sh
-small=small seed=2
-if [ -n "${REHEARSE:-}" ]; then small=smoke seed=1; fi
+small=small
+if [ -n "${REHEARSE:-}" ]; then small=smoke; fi
 
-study() { # NAME SECONDS STUDY SCALE ARGUMENTS…
-  job "$1" "$2" "$PY" -m steppe study run "$3" --scale "$4" --out "$R/$1-$4" "${@:5}"
+sharp() { # NAME SECONDS WORKERS ARGUMENTS…
+  job "$1" "$2" "$PY" -m steppe study run sharp-minima --scale $small --out "$R/sharp-minima-$small" --workers "$3" "${@:4}"
 }
 share
-need cifar100
-study five-models 1200 five-models $small --only seed=$seed --only rate=0.0003 --only model=ResNet-18 --only "model=ViT (4L-4H-256)" \
-  --only "model=ViT (6L-8H-384)" --only "model=ViT (8L-8H-512)" --workers 4 &
-{
-  study five-8l 900 five-models $small --only seed=$seed --only rate=0.001 --only "model=ViT (8L-8H-512)" --workers 2
-  study five-6l 600 five-models $small --only seed=$seed --only rate=0.001 --only "model=ViT (6L-8H-384)" --only training=SAM
-} &
 need cifar10
-study sharp-minima 1600 sharp-minima $small --only seed=0 --workers 4
+sharp seed0 1600 4 --only seed=0 --only training=SAM --only training=AUG --only "training=SGD + SAM" --only "training=twice the epochs" &
+{
+  sharp mixer 600 1 --only seed=0 --only model=Mixer --only training=plain
+  sharp seed1 1600 2 --only seed=1 --only model=ResNet --only model=ViT --only model=Mixer --only training=plain --only training=SAM
+} &
 wait
+[ $small = smoke ] || sharp seed2 1600 4 --only seed=2 --only model=ResNet --only model=ViT --only model=Mixer --only training=plain --only training=SAM
 touch "$O/ended"
