@@ -165,10 +165,12 @@ def _quiet() -> Iterator[None]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
-    gc.collect()
-    sys.stdout = sys.__stdout__
-    logging.disable(logging.NOTSET)
+        try:
+            yield
+        finally:
+            gc.collect()
+            sys.stdout = sys.__stdout__
+            logging.disable(logging.NOTSET)
 
 
 def silent(call: Callable[[], Any]) -> None:

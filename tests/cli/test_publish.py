@@ -49,6 +49,17 @@ def test_a_study_in_several_folders_has_a_heading_and_a_picture_for_each(results
     assert pictures == {"resnet18", "resnet18-again", "resnet18-more"}
 
 
+def test_figures_of_other_data_say_so(tmp_path):
+    shutil.copytree(RESULTS / "sharp-minima", tmp_path / "results" / "sharp-minima")
+    readme, page = tmp_path / "README.md", tmp_path / "results.md"
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    result, _ = publish(str(tmp_path / "results"), "-o", str(page), "--readme", str(readme))
+    assert result.exit_code == 0
+    assert "Figures of imagenet stand beside ours of cifar10 without a difference." in page.read_text()
+    assert "| on imagenet: ResNet, plain 78.5 %" in readme.read_text()
+    assert "| on cifar10: ResNet, plain 93." in readme.read_text()
+
+
 def test_the_page_and_the_readme(results, tmp_path):
     readme, page = tmp_path / "README.md", tmp_path / "docs/results.md"
     readme.write_text(f"before\n{BEGIN}\nOUTDATED\n{END}\nafter\n")

@@ -272,7 +272,7 @@ def test_a_landscape_on_eigenvectors_of_a_frozen_model_on_the_loss_asked_for(mod
     asked = settings("line", directions="eigenvectors", loss="trained", points=3, examples=40)
     found = MEASURES["line"].function(model, digits, asked)
     batches = asked.batches(digits.train, digits, 40)
-    expected, vectors = top_eigenvectors(model, batches, top=1, loss=asked.loss)
+    expected, vectors = top_eigenvectors(model, batches, top=1, both_ends=(), loss=asked.loss)
     assert found["directions"]["eigenvalues"] == expected["parts"]["whole"]["top"]
     assert found["directions"]["how"] == expected["settings"]
     assert found["directions"]["how"]["loss"] == loss_name(asked.loss) != "cross-entropy"

@@ -140,6 +140,7 @@ def test_many_cells_are_drawn_in_panels_that_can_be_told_apart():
         assert [text.get_text() for text in figure.legends[0].get_texts()] == list(ways)
     assert figures["shift_loss"].axes[2].lines[0].get_xydata().tolist() == [[0, 0], [15, 225], [80, 1200]]
     assert figures["train_loss"].axes[0].lines[0].get_marker() == ".", "a single epoch can be seen"
+    assert figures["train_loss"].axes[2].lines[0].get_xdata().tolist() == [1, 2, 3], "epochs count from 1"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figures["train_loss"].savefig(io.BytesIO())
@@ -193,6 +194,12 @@ def test_the_names_of_bars_lie_beside_them(count):
     (axes,) = figure.axes
     assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
     assert len({bars.patches[0].get_facecolor() for bars in axes.containers}) == min(count, 20)
+
+
+def test_bars_of_blocks_stand_in_their_order_after_the_other_parts():
+    groups = {"ResNet": {"whole": 1.0, "block1": 1.0, "block8": 1.0}, "ViT": {"whole": 1.0, "head": 1.0, "block3": 1.0}}
+    (axes,) = paper.draw_bars(groups, "λmax").axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["whole", "head", "block1", "block3", "block8"]
 
 
 def test_points_of_every_set_are_drawn_on_one_scale():

@@ -106,6 +106,8 @@ def test_cells_and_claims_are_compared(study_file, tmp_path):
 
 
 def test_figures_of_other_data_are_shown_without_a_difference(study_file, tmp_path, capsys):
+    with open(study_file.parent / "published.csv", "a") as file:
+        file.write("0.3,,000,table 1,all,rate,config.optimizer.lr,how=base,\n")
     scales = '\n[scale.small]\n[scale.paper]\nbase = { data = { name = "imagenet" } }\n'
     study_file.write_text('default_scale = "small"' + STUDY + scales)
     out = tmp_path / "runs"
@@ -120,10 +122,28 @@ def test_figures_of_other_data_are_shown_without_a_difference(study_file, tmp_pa
     assert accuracy["measured"] == pytest.approx(91.0)
     assert accuracy["difference"] is None
     assert (accuracy["published_on"], accuracy["measured_on"]) == ("imagenet", "digits")
-    assert setting["same"] is False, "settings of the recipe are compared"
+    assert setting["same"] is False
+    assert cells["all", "rate"]["difference"] == pytest.approx(-0.2), "settings of the recipe are compared"
+    with open(out / "compare.csv", newline="") as file:
+        assert "published on imagenet, ours on digits" in [row["remark"] for row in csv.DictReader(file)]
     same = published_tables(read_json(out / "compare.json"), 6)
     assert same is not None
     assert same["data"] == ("imagenet", "digits")
+    with pytest.raises(SystemExit):
+        main(["report", str(out), "-o", str(tmp_path / "page.html")])
+    assert "Figures of imagenet stand beside ours of digits without" in (tmp_path / "page.html").read_text()
+
+
+def test_a_paper_scale_that_cannot_be_planned_does_not_keep_another_from_being_compared(study_file, tmp_path):
+    study_file.write_text(
+        'default_scale = "small"' + STUDY + "\n[scale.small]\n[scale.paper]\nbase = { nonsense = 1 }\n"
+    )
+    out = tmp_path / "runs"
+    make_runs(study_file, out, scale="small")
+    study, path = find_study(str(study_file))
+    small = at_scale(study, "small")
+    found = compare_study(small, plan(small), out, read_published(study, path), whole=study)
+    assert found.cells[0].difference == pytest.approx(1.0)
 
 
 def test_unfinished_studies_say_what_is_missing(study_file, tmp_path):

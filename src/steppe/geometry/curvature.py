@@ -115,7 +115,8 @@ def measure_curvature(
 ) -> Curvature:
     """Measure λmax, λmin and the largest eigenvalues of the Hessian of the mean loss, and of its diagonal blocks.
 
-    Power iteration finds the eigenvalue of the largest magnitude; a second one, shifted by it, finds the other end.
+    Power iteration finds the eigenvalue of the largest magnitude; where that is not λmax, or λmin is asked for too, a
+    second one, shifted by it, finds the other end.
 
     Args:
         model: the model; computes where its parameters are. It is left as it was found.
@@ -156,6 +157,10 @@ def top_eigenvectors(
         raise ConfigError("iterations and top must be 1 or more")
     if method == "power" and top > 1:
         raise ConfigError("power iteration finds one eigenvalue", mend="use Lanczos for the top k")
+    if isinstance(both_ends, str) or not {*both_ends} <= {*parts, WHOLE}:
+        raise ConfigError(
+            f"both_ends must name some of the parts: {', '.join(parts)}", mend="give a list of their names"
+        )
     if method == "lanczos" and top > iterations:
         mend = f"ask for at most {iterations}, or for more iterations"
         raise ConfigError(f"{iterations} iterations of Lanczos do not find {top} eigenvalues", mend=mend)

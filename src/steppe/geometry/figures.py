@@ -164,7 +164,8 @@ def eigenvectors(
 ) -> tuple[list[list[Tensor]], dict[str, Any]]:
     """Directions of a landscape: the Hessian's top eigenvectors, as long as the trained weights; and how found."""
     batches = settings.batches(dataset.train, dataset, min(settings["examples"], _EIGENVECTOR_EXAMPLES))
-    found, vectors = top_eigenvectors(model, batches, top=count, seed=settings["seed"], loss=settings.chosen_loss)
+    options: dict[str, Any] = {"top": count, "seed": settings["seed"], "loss": settings.chosen_loss}
+    found, vectors = top_eigenvectors(model, batches, both_ends=(), **options)
     own = trained_parameters(model)
     length = sum(float(p.detach().double().square().sum()) for p in own.values()) ** 0.5
     directions = [[vector[name] * length for name in own] for vector in vectors[WHOLE]]

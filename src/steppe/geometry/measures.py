@@ -261,7 +261,7 @@ _RESCALED = Measure(
 MEASURES: dict[str, Measure] = {
     "lambda_max": Measure(
         figures.curvature,
-        "largest and smallest eigenvalue of the Hessian, whole and by block",
+        "largest eigenvalue of the Hessian, whole and by block, and the smallest of the whole",
         {
             "parts": "roles",
             "method": "lanczos",

@@ -94,7 +94,7 @@ def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
         named = list(zip(_cell_names(cells), cells, strict=True))
         theirs = "; ".join(f"{name} {_value(cell.get('value'), cell.get('unit'))}".strip() for name, cell in named)
         ours = "; ".join(f"{name} {_measured(cell)}".strip() for name, cell in named)
-        if there := data_of(cells):
+        if (there := data_of(cells)) and all(cell.get("published_on") for cell in cells):
             theirs, ours = f"on {there[0]}: {theirs}", f"on {there[1]}: {ours}"
         if not cells and len(study.rows) <= 6:
             ours = "; ".join(f"{', '.join(row.labels.values())} {_accuracy(row.test_accuracy)}" for row in study.rows)
@@ -161,10 +161,7 @@ def _render_study(study: StudyResults) -> list[str]:
         lines += ["", *_claim_table(claims)]
     if cells := _compared(study):
         if there := data_of(cells):
-            lines += [
-                "",
-                f"Published figures were measured on {there[0]}, ours on {there[1]}: no differences are taken.",
-            ]
+            lines += ["", f"Figures of {there[0]} stand beside ours of {there[1]} without a difference."]
         lines += ["", *_cell_table(cells)]
     for picture in study.pictures:
         lines += ["", f"![{study.title}]({picture})"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from steppe.config import PlannedRun, StudyConfig, at_scale, plan
 from steppe.config.claims import Measure, parse_claim, pick_cells
-from steppe.errors import RunError
+from steppe.errors import ConfigError, RunError
 from steppe.runs import Run, write_atomically, write_json
 from steppe.studies.asked import own_settings
 from steppe.studies.claims import NOT_HERE, NOT_MEASURED, Seeds, Verdict, judge
@@ -104,7 +104,7 @@ def compare_study(
     if not found.runs:
         command = f"steppe study run {study.name}" + (f" --scale {study.default_scale}" if study.default_scale else "")
         raise RunError("there is no run of this study here", where=str(folder), mend=f"run it first: `{command}`")
-    theirs = plan(at_scale(whole, PAPER)) if whole is not None and PAPER in whole.scale else []
+    theirs = _as_published(whole) if whole is not None else []
     cells = [_compare_cell(figure, found, theirs) for figure in published]
     claims = []
     for claim in study.claims:
@@ -124,7 +124,9 @@ def write_comparison(comparison: StudyComparison, folder: str | Path) -> tuple[P
         p = cell.published
         place = (p.seed, p.table, p.row, p.column, str(p.measure or ""), p.unit)
         numbers = (p.value, cell.measured, cell.std, cell.seeds, cell.of_seeds, cell.difference)
-        writer.writerow(["cell", *place, *map(_rounded, numbers), "", "", cell.missing or p.note])
+        on = f"published on {cell.published_on}, ours on {cell.measured_on}" if cell.published_on else ""
+        remark = "; ".join(filter(None, (cell.missing or p.note, on)))
+        writer.writerow(["cell", *place, *map(_rounded, numbers), "", "", remark])
     for claim in comparison.claims:
         v = claim.verdict
         row = (claim.seed, "", claim.text, "", claim.holds, "", "", "", "", v.seeds, "", v.difference, v.low, v.high)
@@ -216,15 +218,25 @@ def _compare_cell(figure: Published, found: _Found, theirs: Sequence[PlannedRun]
         begun = any(run.config.run_id in found.runs for run in members)
         return Cell(figure, of_seeds=len(members), missing="no finished run has it" if begun else "not run yet")
     std = statistics.stdev(known) if len(known) > 1 else None
-    there, here = _data_of([run for run in theirs if figure.measure.fits(run.labels)]), _data_of(members)
-    on = (there, here) if there and here and there != here else ("", "")
+    picked = pick_cells(figure.measure, [run.labels for run in theirs])
+    there, here = _data_of([run for run in theirs if run.labels in picked]), _data_of(members)
+    on = (there, here) if there and there != here else ("", "")
     return Cell(figure, statistics.fmean(known), std, len(known), len(members), "", *on)
 
 
+def _as_published(whole: StudyConfig) -> list[PlannedRun]:
+    """The runs of the scale `paper`; none where the study has no such scale, or one that cannot be planned."""
+    if PAPER not in whole.scale:
+        return []
+    try:
+        return plan(at_scale(whole, PAPER))
+    except ConfigError:  # not the scale that is compared; who runs it is told
+        return []
+
+
 def _data_of(runs: Sequence[PlannedRun]) -> str:
-    """The data set of runs; nothing where there are several."""
-    names = {run.config.data.name for run in runs}
-    return names.pop() if len(names) == 1 else ""
+    """The data sets of runs."""
+    return ", ".join(sorted({run.config.data.name for run in runs}))
 
 
 def _judge_claim(text: str, found: _Found) -> Verdict:
