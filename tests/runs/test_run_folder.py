@@ -9,7 +9,7 @@ import pytest
 
 from steppe.config import RunConfig
 from steppe.errors import RunError
-from steppe.runs import Run, create_run, find_runs, write_atomically, write_json
+from steppe.runs import Run, create_run, find_runs, holds_others, write_atomically, write_json
 
 
 def record(epoch: int, **more: float) -> dict:
@@ -261,3 +261,16 @@ def test_what_is_in_the_way_of_a_folder_is_named(tmp_path):
         create_run(tmp_path / "file" / "run", RunConfig())
     (tmp_path / "gone").mkdir()
     assert create_run(tmp_path / "away" / "run", RunConfig()).path.is_dir()
+
+
+@pytest.mark.parametrize("left", [".lock", "locks", ".seen-1f", ".fit.json.k3x.tmp"])
+def test_what_a_process_killed_at_once_leaves_is_not_somebody_elses(left, tmp_path):
+    """`steppe fit` refused its own folder after a SIGKILL between opening and naming its first file."""
+    folder = tmp_path / "f"
+    assert not holds_others(folder)
+    folder.mkdir()
+    (folder / left).touch()
+    assert not holds_others(folder)
+    (folder / "thesis.tmp").touch()
+    assert holds_others(folder)
+    assert holds_others(folder / "thesis.tmp"), "a file in its place"

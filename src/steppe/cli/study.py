@@ -35,7 +35,7 @@ from steppe.cli.show import JsonOption, StudyProgress, console, print_json, prog
 from steppe.config import PlannedRun, StudyConfig, at_scale, choose, load_study_config, plan
 from steppe.config.shipped import list_studies, load_study
 from steppe.errors import RunError, SteppeError
-from steppe.runs import Run, read_json, write_json
+from steppe.runs import Run, holds_others, read_json, write_json
 
 if TYPE_CHECKING:
     from steppe.studies import Published
@@ -367,6 +367,5 @@ def _check_folder(study: StudyConfig, folder: Path) -> None:
         of_scale = f" at scale {about['scale']}" if about.get("scale") else ""
         what = f"this folder belongs to the study {about.get('name')!r}{of_scale}"
         raise RunError(what, where=str(folder), mend=mend)
-    ours = (".lock", "locks")  # a process that has just begun the same study
-    if about is None and folder.exists() and (not folder.is_dir() or any(p.name not in ours for p in folder.iterdir())):
+    if about is None and holds_others(folder):
         raise RunError("this is not empty, and no study's folder", where=str(folder), mend=mend)

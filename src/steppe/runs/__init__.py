@@ -1,7 +1,7 @@
 """The run folder: its layout, reading and writing. Free of torch, so that a report needs none."""
 
 from steppe.runs.answers import Answers, read_answers, write_answers
-from steppe.runs.files import is_locked, locked, read_json, try_lock, write_atomically, write_json
+from steppe.runs.files import holds_others, is_locked, locked, read_json, try_lock, write_atomically, write_json
 from steppe.runs.folder import Run, create_run, find_runs
 from steppe.runs.observer import Observer, Several, Status
 from steppe.runs.results import drop_result, find_result, put_result
@@ -19,6 +19,7 @@ __all__ = [
     "drop_result",
     "find_result",
     "find_runs",
+    "holds_others",
     "is_locked",
     "locked",
     "make_trackers",

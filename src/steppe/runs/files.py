@@ -75,9 +75,30 @@ def _put_first(temporary: str, path: Path) -> bool:
     return True
 
 
+MARKER = ".seen-"
+"""How the names of markers begin: see `steppe.runs.home`."""
+LEFTOVERS = ".*.tmp"
+"""What a killed `write_atomically` leaves."""
+BEGINNINGS = (".lock", "locks", f"{MARKER}*", LEFTOVERS)
+"""What we may put into a folder before the file that says whose it is."""
+
+
+def holds_others(folder: Path) -> bool:
+    """Whether there is something in a folder, or in its place, that is not the beginning of something of ours.
+
+    A process that was killed in its first moments, or works there just now, leaves locks and half-written files.
+    """
+    try:
+        if not folder.is_dir():
+            return folder.exists()
+        return any(not any(path.match(pattern) for pattern in BEGINNINGS) for path in folder.iterdir())
+    except OSError as error:
+        raise explain_os_error(error, folder) from None
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed `write_atomically` left in a folder; only for whoever holds its lock."""
-    for path in folder.glob(".*.tmp"):
+    for path in folder.glob(LEFTOVERS):
         with contextlib.suppress(OSError):
             path.unlink()
 

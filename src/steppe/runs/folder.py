@@ -26,7 +26,7 @@ from typing import Any
 
 from steppe.config import RunConfig, dump_toml, load_run_config
 from steppe.errors import ConfigError, RunError
-from steppe.runs.files import explain_os_error, locked, read_json, write_atomically, write_json
+from steppe.runs.files import explain_os_error, holds_others, locked, read_json, write_atomically, write_json
 
 
 class Run:
@@ -192,12 +192,9 @@ def _is_run(path: Path) -> bool:
 
 def _begin(path: Path, config: RunConfig) -> None:
     """Write the configuration into a folder that is empty or not there, unless another process is faster."""
-    try:
-        if path.exists() and not path.is_dir():
-            raise RunError("this is a file, not a folder", where=str(path), mend="choose another with --out")
-        foreign = path.is_dir() and any(p.name != ".lock" and not p.name.endswith(".tmp") for p in path.iterdir())
-    except OSError as error:
-        raise explain_os_error(error, path) from None
+    foreign = holds_others(path)
+    if foreign and not path.is_dir():
+        raise RunError("this is a file, not a folder", where=str(path), mend="choose another with --out")
     if foreign and not _is_run(path):
         raise RunError("this folder is not empty and holds no run", where=str(path), mend="choose another with --out")
     try:

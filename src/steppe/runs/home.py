@@ -20,16 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from steppe.errors import RunError
-from steppe.runs.files import explain_os_error, remove_leftovers, sync_folder, try_lock
+from steppe.runs.files import MARKER, explain_os_error, remove_leftovers, sync_folder, try_lock
 
 CHUNK = 16 * 2**20
 """How many bytes of a file travel at a time."""
 
 PATIENCE = 12
 """After so many looks without a beat whoever took a run is held for dead."""
-
-MARKER = ".seen-"
-"""How the names of markers begin."""
 
 _ORDER = (
     "config.toml",

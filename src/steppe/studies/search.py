@@ -23,8 +23,7 @@ import torch
 from steppe import data
 from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
-from steppe.runs import locked
-from steppe.runs.home import MARKER
+from steppe.runs import holds_others, locked
 from steppe.studies.clock import Budget, is_over, open_clock, read_about
 from steppe.studies.front import Fitted, tabulate, write_fronts
 from steppe.studies.journal import import_optuna
@@ -34,8 +33,6 @@ from steppe.train import pick_device
 
 START_S = 10.0
 """What Ray takes at the least to start and to have a worker ready."""
-OURS = (".lock", MARKER)
-"""What a search leaves that was killed before it began."""
 
 __all__ = ["Budget", "Fitted", "Notify", "Wanted", "fit"]
 
@@ -153,10 +150,7 @@ def _check_folder(wanted: Wanted, budget: Budget, folder: Path) -> None:
     about = read_about(folder)
     mend = "choose another folder with --out"
     if not about:
-        foreign = folder.exists() and (
-            not folder.is_dir() or any(not p.name.startswith(OURS) for p in folder.iterdir())
-        )
-        if foreign:
+        if holds_others(folder):
             raise RunError("this is not empty, and no search's folder", where=str(folder), mend=mend)
         return
     other = Budget(0, "epochs" if budget.timed else "seconds")

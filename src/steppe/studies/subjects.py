@@ -20,7 +20,7 @@ from steppe.errors import ConfigError, DataError, RunError, SteppeError
 from steppe.measuring import CROSS_ENTROPY, Loss, check_finite, trained_loss
 from steppe.models.freezing import head_parameters
 from steppe.models.weights import load_pretrained
-from steppe.runs import Run, read_json, write_json
+from steppe.runs import Run, holds_others, read_json, write_json
 from steppe.train import build_model, pick_device
 
 
@@ -106,7 +106,7 @@ def open_model(
     if (folder / "config.toml").exists():
         raise RunError("this is a run's folder", where=str(folder), mend="choose another with --out")
     known = _known(folder / "subject.json")
-    if folder.is_dir() and any(folder.iterdir()) and {key: known.get(key) for key in about} != about:
+    if holds_others(folder) and {key: known.get(key) for key in about} != about:
         what = "this folder holds something else than results of this model, these weights and data"
         raise RunError(what, where=str(folder), mend="choose another with --out")
     digest, images = models.weights_sha256(weights, name), known.get("images")
