@@ -295,12 +295,16 @@ def study_cells(study: StudyConfig, *, where: str = "study") -> dict[str | None,
     return {scale: [labels for _, labels, _ in _cells(at_scale(study, scale, where=where))] for scale in scales}
 
 
-def _cells(study: StudyConfig) -> list[tuple[str | None, dict[str, str], dict[str, Any]]]:
-    """Every cell as (name of a single run or None, labels, values), in the order in which they are to be run.
+_Cell = tuple[str | None, dict[str, str], dict[str, Any]]
+"""The name of a single run or None, labels, values."""
+
+
+def _cells(study: StudyConfig) -> list[_Cell]:
+    """Every cell, in the order in which they are to be run.
 
     Single runs from which others begin come first, then the combinations of the axes, then the other single runs.
     """
-    out: list[tuple[str | None, dict[str, str], dict[str, Any]]] = []
+    out: list[_Cell] = []
     for name, change in study.runs.items():
         values = merge(study.base, change)
         labels = values.pop("labels", {"run": name})
@@ -308,7 +312,7 @@ def _cells(study: StudyConfig) -> list[tuple[str | None, dict[str, str], dict[st
     out.sort(key=lambda cell: _weights(cell[2]).startswith(OF_THE_STUDY))  # stable: the rest stays in its order
     if study.runs and not study.axes:
         return out
-    crossed: list[tuple[str | None, dict[str, str], dict[str, Any]]] = []
+    crossed: list[_Cell] = []
     for combination in itertools.product(*(variants.items() for variants in study.axes.values())):
         values = dict(study.base)
         for _, change in combination:
