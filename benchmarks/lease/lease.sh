@@ -36,6 +36,11 @@ share() { # several processes at once on one GPU
   echo "MPS rc=$?" | tee -a "$O/jobs.txt"
 }
 
+alone() { # what follows has the GPU to itself, and says on which it was
+  echo quit | timeout 20 nvidia-cuda-mps-control
+  echo "MPS ended rc=$?; $(nvidia-smi --query-gpu=name,utilization.gpu,memory.used --format=csv,noheader)" | tee -a "$O/jobs.txt"
+}
+
 case "${1:-}" in
 parts)
   for set in cifar10 cifar100; do "$PY" "$HERE/../../../shared/data/prepare" --parts "$2/$set" $set; done
