@@ -6,8 +6,8 @@
 - `<!-- method NAME -->` becomes a method's name, cost and defaults, from the registry.
 - `<!-- step NAME -->` becomes a method's measured steps, from results/minimizer_step_h200.csv.
 - What stands between `<!-- times NAME -->` and `<!-- end -->` becomes the range of a method's captured steps in base
-  steps, and between `<!-- memory NAME MODEL -->` and `<!-- end -->` its peak memory, from the same file. The pages hold
-  the figures too, for readers of the repository; a test compares them.
+  steps, `memory NAME MODEL` its peak memory, from the same file, and `relatives TRAINING` its accuracies at equal
+  seconds, from results/relatives. The pages hold the figures too, for readers of the repository; a test compares them.
 - `<!-- settings NAME … -->` becomes the settings of measures, from their tables.
 """
 
@@ -35,7 +35,7 @@ OUTSIDE = {
 }
 """Place in the site -> place in the repository."""
 
-FIGURE = re.compile(r"<!-- (?P<what>(?:times|memory) [^>]+?) -->(?P<text>[^<]*)<!-- end -->")
+FIGURE = re.compile(r"<!-- (?P<what>(?:times|memory|relatives) [^>]+?) -->(?P<text>[^<]*)<!-- end -->")
 """A figure in a sentence or a table."""
 
 
@@ -196,7 +196,9 @@ def steps(name: str) -> str:
 
 
 def figure(what: str) -> str:
-    """The figure that a mark asks for: `times NAME` or `memory NAME MODEL`."""
+    """The figure that a mark asks for: `times NAME`, `memory NAME MODEL` or `relatives TRAINING`."""
+    if what.startswith("relatives "):
+        return relatives(what.removeprefix("relatives "))
     kind, name, *model = what.split()
     rows = [row for row in captured() if row["method"] == name and model in ([], [row["model"]])]
     if not rows:
@@ -205,6 +207,29 @@ def figure(what: str) -> str:
         return f"{float(rows[0]['peak_memory_mib']):.0f}"
     ratios = [float(row["ratio_to_captured_base"]) for row in rows]
     return f"{min(ratios):.2f} – {max(ratios):.2f}"
+
+
+def relatives(training: str) -> str:
+    """A method's test accuracy at equal seconds beside the plain optimizer's, of the seeds that both have."""
+    from steppe.config import at_scale, plan
+    from steppe.studies import find_study
+
+    study, where = find_study("relatives")
+    accuracies: dict[tuple[str, str], dict[int, float]] = {}
+    for run in plan(at_scale(study, "small"), where=str(where)):
+        file = ROOT / "results/relatives" / run.config.run_id / "summary.json"
+        if file.is_file():
+            found = accuracies.setdefault((run.labels["model"], run.labels["training"]), {})
+            found[run.config.seed] = json.loads(file.read_text(encoding="utf-8"))["test"]["accuracy"]
+    texts = []
+    for model in ("ResNet-18", "ViT"):
+        its, plain = (accuracies.get((model, name), {}) for name in (training, "plain"))
+        both = [(100 * its[seed], 100 * plain[seed]) for seed in sorted(its.keys() & plain.keys())]
+        if both:
+            ours, theirs = (sum(values) / len(both) for values in zip(*both, strict=True))
+            seeds = "one seed" if len(both) == 1 else f"{len(both)} seeds"
+            texts.append(f"{model} {ours:.2f} % (plain {theirs:.2f} %, {seeds})")
+    return ", ".join(texts) or "not measured yet"
 
 
 def captured() -> list[dict[str, str]]:

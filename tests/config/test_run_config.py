@@ -57,7 +57,7 @@ CHANGES = {
     "minimizer.eta": 0.1,
     "minimizer.scaling": "all",
     "minimizer.k": 3,
-    "minimizer.alpha": 0.1,
+    "minimizer.alpha": 0.2,
     "minimizer.beta": 0.5,
     "minimizer.gamma": 0.25,
     "minimizer.sigma": 0.5,
@@ -317,3 +317,16 @@ def test_a_number_of_thousands_of_digits_is_told(tmp_path):
     (tmp_path / "run.toml").write_text("seed = " + "1" * 5000)
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_run_config(tmp_path / "run.toml")
+
+
+def test_the_radius_of_msam_follows_its_base():
+    """Its published radius is one for SGD; a radius that is given stays."""
+    radius = {}
+    for base in ("sgd", "adamw"):
+        for asked in (None, 1.0):
+            values = {"minimizer": {"name": "msam", "rho": asked}, "optimizer": {"name": base}}
+            radius[base, asked] = RunConfig.model_validate(values).minimizer.rho
+    assert radius == {("sgd", None): 3.0, ("sgd", 1.0): 1.0, ("adamw", None): 0.3, ("adamw", 1.0): 1.0}
+    assert RunConfig.model_validate({"minimizer": {"name": "msam"}}).minimizer.rho == 0.3, "AdamW is the default"
+    over = RunConfig.model_validate({"optimizer": {"name": "sgd"}}).optimizer
+    assert RunConfig.model_validate({"minimizer": {"name": "msam"}, "optimizer": over}).minimizer.rho == 3.0

@@ -62,7 +62,7 @@ def publish(
 def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
     """One study's results, compared anew; draws its picture. A title that is taken says its scale, or its folder."""
     from steppe.report.paper import save
-    from steppe.report.paper_cost import draw_accuracy_against_cost
+    from steppe.report.paper_cost import draw_accuracy_and_cost
     from steppe.report.publish import StudyResults
     from steppe.report.record import read_records
     from steppe.report.table import summarise_records
@@ -82,7 +82,7 @@ def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
     told_apart = (title, *([f"{title} (scale {scale})"] if scale else []), f"{title} ({path.name})")
     title = next(one for one in told_apart if one not in taken)
     picture = out.parent / "images" / "results" / path.name
-    save(draw_accuracy_against_cost(rows, title), picture, formats=("png",))
+    save(draw_accuracy_and_cost(rows, title), picture, formats=("png",))
     return StudyResults(
         study.name,
         title,

@@ -22,7 +22,7 @@ MINIMIZER_DEFAULTS: dict[str, dict[str, float | str]] = {
     "base": {},
     "sam": {"rho": 0.05},
     "asam": {"rho": 0.5, "eta": 0.01, "scaling": "weights"},
-    "looksam": {"rho": 0.05, "k": 5, "alpha": 0.7},
+    "looksam": {"rho": 0.05, "k": 5, "alpha": 0.1},
     "esam": {"rho": 0.05, "beta": 0.6, "gamma": 0.5},
     "msam": {"rho": 3.0},
     "gsam": {"rho": 0.05, "alpha": 0.4},
@@ -113,7 +113,9 @@ class MinimizerConfig(Section):
         "base", description="base (the optimizer alone), sam, asam, or a relative: `steppe minimizers` lists them"
     )
     rho: float | None = Field(
-        None, ge=0, description="radius of the perturbation; default: 0.05; 0.5 for asam and samon, 3 for msam"
+        None,
+        ge=0,
+        description="radius of the perturbation; default: 0.05; 0.5 for asam and samon, 3 for msam (0.3 over Adam)",
     )
     eta: float | None = Field(None, ge=0, description="asam: added to |w| in its scaling; default: 0.01")
     scaling: Literal["weights", "all", "layer"] | None = Field(
@@ -123,7 +125,7 @@ class MinimizerConfig(Section):
     alpha: float | None = Field(
         None,
         ge=0,
-        description="looksam: weight of the sharp part it reuses; gsam: of closing the gap; default: 0.7 and 0.4",
+        description="looksam: weight of the sharp part it reuses; gsam: of closing the gap; default: 0.1 and 0.4",
     )
     beta: float | None = Field(
         None,
@@ -328,6 +330,18 @@ class RunConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     augment: AugmentConfig = AugmentConfig()
     budget: BudgetConfig = Field(default_factory=lambda: BudgetConfig.model_validate({}))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _radius_of_msam(cls, values: Any) -> Any:
+        """MSAM's published radius is one for SGD; with it a ViT under AdamW does not learn."""
+        if not isinstance(values, Mapping):
+            return values
+        minimizer, optimizer = values.get("minimizer"), values.get("optimizer")
+        base = optimizer.get("name") if isinstance(optimizer, Mapping) else getattr(optimizer, "name", None)
+        if base == "sgd" or not isinstance(minimizer, Mapping) or minimizer.get("name") != "msam":
+            return values
+        return values if minimizer.get("rho") is not None else {**values, "minimizer": {**minimizer, "rho": 0.3}}
 
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:

@@ -1,73 +1,93 @@
-"""Accuracy against what it cost, by matplotlib: one panel for each value of a study's first axis."""
+"""A study's accuracies with what they cost, by matplotlib: a panel for each value of its first axis, a line a row."""
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
+from steppe.report.numbers import whole
+from steppe.report.paper import _BLUE, _GREY, _ORANGE, _figure, plain
 from steppe.report.sets import judged_by
 from steppe.report.table import Row, varying_axes
 
 PANELS = 6
-_MARKS = "osD^vPX*<>"
+_LINE, _AROUND = 0.21, 0.75
+"""Inches that a row takes, and that a panel takes beside its rows."""
 
 
-def draw_accuracy_against_cost(rows: Sequence[Row], title: str = "") -> Figure:
-    """Accuracy over gradient evaluations, with the standard deviation over seeds.
+def draw_accuracy_and_cost(rows: Sequence[Row], title: str = "") -> Figure:
+    """Accuracy of every row, the best first: each seed, their mean and deviation; gradients stand at the right.
 
     Args:
         rows: of a study; those without a finished run are left out.
         title: over the figure.
     """
     judged = judged_by(rows)
-    rows = [row for row in rows if row.stat(judged).mean is not None and row.gradient_evaluations.mean]
+    rows = [row for row in rows if row.stat(judged).mean is not None]
     axes = varying_axes(rows)
-    panels = list(dict.fromkeys(row.labels.get(axes[0], "") for row in rows)) if len(axes) > 1 else [""]
-    panels = panels if len(panels) <= PANELS else [""]
-    names = list(dict.fromkeys(_name(row, axes, panels) for row in rows))
-    figure = Figure(figsize=(max(3.4, 2.5 * len(panels)), 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    drawn: dict[str, Any] = {}
-    for number, panel in enumerate(panels):
-        part = figure.add_subplot(1, len(panels), number + 1)
-        for row in rows:
-            if panels != [""] and row.labels.get(axes[0], "") != panel:
-                continue
-            name = _name(row, axes, panels)
-            place = names.index(name)
-            drawn[name] = part.errorbar(
-                row.gradient_evaluations.mean or 0.0,
-                100 * (row.stat(judged).mean or 0.0),
-                yerr=100 * (row.stat(judged).std or 0.0),
-                fmt=_MARKS[place % len(_MARKS)],
-                color=colormaps["tab10"](place % 10),
-                markersize=5,
-                capsize=2,
-                linewidth=1,
-            )
-        part.set_title(f"{axes[0]} {panel}" if panel[:1].isdigit() else panel, fontsize=9)
-        part.set_xlabel("gradient evaluations", fontsize=8)
-        part.set_xmargin(0.15)
-        part.xaxis.set_major_locator(MaxNLocator(4))
-        part.xaxis.set_major_formatter(EngFormatter(sep=""))
-        if number == 0:
-            part.set_ylabel("test accuracy, %" if judged == "test_accuracy" else "validation accuracy, %", fontsize=8)
-        part.tick_params(labelsize=7)
-        part.grid(alpha=0.3)
-        for side in ("top", "right"):
-            part.spines[side].set_visible(False)
-    if 1 < len(drawn) <= 24:
-        where: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "fontsize": 7, "frameon": False}
-        figure.legend(list(drawn.values()), list(drawn), **where)
-    figure.suptitle(title, fontsize=10)
+    among = Counter(row.labels.get(axes[0], "") for row in rows) if len(axes) > 1 else Counter([""])
+    panels = list(among) if len(among) <= PANELS and min(among.values()) > 1 else [""]
+    shown = axes[1:] if panels != [""] else axes
+    groups = [[row for row in rows if panels == [""] or row.labels.get(axes[0], "") == panel] for panel in panels]
+    columns = min(2, len(panels))
+    lines = [groups[start : start + columns] for start in range(0, len(groups), columns)]
+    heights = [_AROUND + _LINE * max(len(group) for group in line) for line in lines]
+    figure = _figure(4.6 * columns, sum(heights) + 0.5)
+    grid = figure.add_gridspec(len(lines), columns, height_ratios=heights)
+    for number, (panel, group) in enumerate(zip(panels, groups, strict=True)):
+        part = figure.add_subplot(grid[number // columns, number % columns])
+        _draw_rows(part, group, judged, shown)
+        part.set_title(plain(f"{axes[0]} {panel}" if panel[:1].isdigit() else panel), fontsize=9, loc="left")
+    figure.supxlabel("test accuracy, %" if judged == "test_accuracy" else "validation accuracy, %", fontsize=8)
+    handles = [part.plot([], [], "o", color=color, markersize=5)[0] for color in (_BLUE, _ORANGE)]
+    if len({_is_sharp(row) for row in rows}) > 1:
+        names = ["plain", "sharpness-aware"]
+        figure.legend(handles, names, loc="outside lower right", ncols=2, fontsize=7, frameon=False)
+    figure.suptitle(textwrap.fill(plain(title), 58 * columns), fontsize=10)
     return figure
 
 
-def _name(row: Row, axes: Sequence[str], panels: Sequence[str]) -> str:
-    used = axes[1:] if list(panels) != [""] else axes
-    return " · ".join(row.labels.get(axis, "") for axis in used) or row.config.model.name
+def _draw_rows(part: Axes, rows: Sequence[Row], judged: str, shown: Sequence[str]) -> None:
+    ranked = sorted(rows, key=lambda row: row.stat(judged).mean or 0.0)  # the axis counts from below
+    for height, row in enumerate(ranked):
+        stat, color = row.stat(judged), _ORANGE if _is_sharp(row) else _BLUE
+        if judged == "test_accuracy":
+            seeds = [100 * value for value in row.accuracies.values()]
+            part.plot(seeds, [height] * len(seeds), "o", color=color, alpha=0.35, markersize=3, markeredgewidth=0)
+        mean, deviation = 100 * (stat.mean or 0.0), 100 * (stat.std or 0.0)
+        within = [[min(deviation, mean)], [min(deviation, 100 - mean)]]
+        part.errorbar(
+            mean,
+            height,
+            xerr=within if stat.std is not None else None,
+            fmt="o",
+            color=color,
+            markersize=5,
+            capsize=2,
+            linewidth=1,
+        )
+    names = [" · ".join(filter(None, (row.labels.get(axis, "") for axis in shown))) for row in ranked]
+    part.set_yticks(range(len(ranked)), [plain(n or r.config.model.name) for n, r in zip(names, ranked, strict=True)])
+    part.set_ylim(-0.6, len(ranked) - 0.4)
+    part.margins(x=0.08)
+    part.xaxis.set_major_locator(MaxNLocator(6))
+    part.tick_params(labelsize=7, length=2)
+    part.grid(axis="x", alpha=0.3)
+    part.grid(axis="y", alpha=0.12)
+    right = part.secondary_yaxis("right")
+    spent = [row.gradient_evaluations.mean for row in ranked]
+    right.set_yticks(range(len(ranked)), [whole(value) if value else "" for value in spent])
+    right.tick_params(labelsize=6, length=0, labelcolor=_GREY)
+    part.text(1.0, 1.02, "gradients", transform=part.transAxes, fontsize=6, color=_GREY, ha="left")
+    for side in ("top", "right"):
+        part.spines[side].set_visible(False)
+        right.spines[side].set_visible(False)
+
+
+def _is_sharp(row: Row) -> bool:
+    return row.config.minimizer.name != "base"

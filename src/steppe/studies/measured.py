@@ -123,8 +123,18 @@ def add_results(
             results = put_result(_read(path, say), key, result, measure.defaults)
             write_json(path, results)
             keeper.forget()
-            notify("done", name, {**results[key], "time_s": time.monotonic() - began})
+            seconds = time.monotonic() - began
+            _add_seconds(subject.folder / "cost.json", name, seconds, say)
+            notify("done", name, {**results[key], "time_s": seconds})
     return results
+
+
+def _add_seconds(path: Path, name: str, seconds: float, say: Callable[[str], None]) -> None:
+    """Keep what a measure cost beside what training did, so that its own file is the same to the bit every time."""
+    cost = _read(path, say)
+    measuring = cost.get("measuring_s")
+    known = measuring if isinstance(measuring, dict) else {}
+    write_json(path, {**cost, "measuring_s": {**known, name: round(seconds, 3)}})
 
 
 def _precision(found: Mapping[str, Any], model: nn.Module) -> str:

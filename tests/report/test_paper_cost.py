@@ -1,0 +1,51 @@
+"""A study's accuracies with their cost: who stands where, how far the seeds reach, and what was spent."""
+
+from __future__ import annotations
+
+import pytest
+
+from steppe.report import summarise
+from steppe.report.paper_cost import draw_accuracy_and_cost
+
+
+def draw(new_run, cells):
+    """`cells`: (model, minimizer) -> test accuracies by seed."""
+    runs, listed = [], []
+    for (model, method), accuracies in cells.items():
+        for seed, accuracy in enumerate(accuracies):
+            test = {"loss": 0.1, "accuracy": accuracy, "examples": 100}
+            values = {"model": {"name": model}, "minimizer": {"name": method}, "seed": seed}
+            runs.append(new_run(values=values, summary={"test": test}))
+            listed.append({"run_id": runs[-1].id, "labels": {"model": model, "training": method}, "seed": seed})
+    rows = summarise(runs, {"runs": listed})
+    figure = draw_accuracy_and_cost(rows, "one, two, three, four, five, six, seven, eight, nine, ten, $eleven")
+    figure.draw_without_rendering()
+    return figure
+
+
+def names(part):
+    return [label.get_text() for label in part.get_yticklabels()]
+
+
+def test_a_panel_for_each_model_with_the_best_on_top(new_run):
+    cells = {("vit_tiny_p2", "base"): [0.5, 0.7], ("vit_tiny_p2", "sam"): [0.9, 0.7]}
+    cells |= {("resnet_tiny", "base"): [0.8], ("resnet_tiny", "sam"): [0.4]}
+    vit, resnet = draw(new_run, cells).axes
+    assert (vit.get_title("left"), resnet.get_title("left")) == ("vit_tiny_p2", "resnet_tiny")
+    assert names(vit) == ["base", "sam"]
+    assert names(resnet) == ["sam", "base"]
+    assert [label.get_text() for label in vit.child_axes[0].get_yticklabels()] == ["400", "800"]
+    seeds = {tuple(line.get_xdata()) for line in vit.lines}
+    assert seeds >= {(50.0, 70.0), (90.0, 70.0)}, "every seed is shown"
+
+
+def test_a_lone_row_makes_one_panel_of_all(new_run):
+    cells = {("vit_tiny_p2", "base"): [0.5], ("vit_tiny_p2", "sam"): [0.9], ("resnet_tiny", "base"): [0.7]}
+    (part,) = draw(new_run, cells).axes
+    assert names(part) == ["vit_tiny_p2 · base", "resnet_tiny · base", "vit_tiny_p2 · sam"]
+
+
+def test_no_deviation_reaches_past_all_images(new_run):
+    (part,) = draw(new_run, {("vit_tiny_p2", "base"): [1.0, 1.0, 0.6], ("vit_tiny_p2", "sam"): [0.9]}).axes
+    ends = [x for lines in part.collections for path in lines.get_segments() for x, _ in path]
+    assert max(ends) == pytest.approx(100.0)
