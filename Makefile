@@ -53,6 +53,7 @@ test-fast: lint
 
 results: install ## docs/results.md and the README's table, from results/
 	$(BIN)/steppe study publish results --out docs/results.md --readme README.md
+	$(BIN)/python docs/hooks.py
 
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -7,7 +7,8 @@
 - `<!-- step NAME -->` becomes a method's measured steps, from results/minimizer_step_h200.csv.
 - What stands between `<!-- times NAME -->` and `<!-- end -->` becomes the range of a method's captured steps in base
   steps, `memory NAME MODEL` its peak memory, from the same file, and `relatives TRAINING` its accuracies at equal
-  seconds, from results/relatives. The pages hold the figures too, for readers of the repository; a test compares them.
+  seconds, from results/relatives. The pages hold the figures too, for readers of the repository: `python docs/hooks.py`
+  (as `make results` does) renews them, and a test compares them.
 - `<!-- settings NAME … -->` becomes the settings of measures, from their tables.
 """
 
@@ -195,6 +196,16 @@ def steps(name: str) -> str:
     return "\n".join([*lines, "", "One H200, torch 2.11, bf16; `benchmarks/minimizer_step.py`."])
 
 
+def renew_figures() -> None:
+    """Write the marked figures of all pages anew."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        renewed = FIGURE.sub(lambda found: f"<!-- {found['what']} -->{figure(found['what'])}<!-- end -->", text)
+        if renewed != text:
+            page.write_text(renewed, encoding="utf-8")
+            print(f"renewed: {page.relative_to(ROOT)}")
+
+
 def figure(what: str) -> str:
     """The figure that a mark asks for: `times NAME`, `memory NAME MODEL` or `relatives TRAINING`."""
     if what.startswith("relatives "):
@@ -256,3 +267,7 @@ def settings(names: list[str]) -> str:
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    renew_figures()

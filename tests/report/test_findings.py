@@ -11,6 +11,7 @@ from steppe.report import summarise
 from steppe.report.apart import accuracy_interval, difference
 from steppe.report.findings import compare, headline, pareto_front, supporting, tell
 from steppe.report.layout import lay_out
+from steppe.report.tables import MOST_METHODS, verdict_matrix
 from steppe.runs import Answers, write_answers
 
 SAM = {"name": "sam"}
@@ -121,6 +122,37 @@ def test_equal_epochs_and_equal_gradients_are_told_apart(new_run):
     assert found["epochs"].verdict == "better"
     assert found["gradient evaluations"].verdict == "worse"
     assert found["gradient evaluations"].plain.endswith("40")
+
+
+def test_who_was_given_the_same_seconds_is_compared_at_these_alone(new_run):
+    runs = [
+        *cell(new_run, [0.97, 0.98], minimizer=SAM, budget={"seconds": 30}),
+        *cell(new_run, [0.90, 0.91], budget={"seconds": 30}),  # by chance with as many epochs
+        *cell(new_run, [0.99, 1.0], budget={"seconds": 60}),
+    ]
+    found = {(c.budget, c.plain.endswith("60"), c.verdict) for c in verdicts(runs)}
+    assert ("seconds", False, "better") in found
+    assert not any(budget == "seconds" and longer for budget, longer, _ in found)
+    assert ("epochs", False, "better") not in found
+
+
+def test_many_methods_on_few_models_stand_below_each_other(new_run):
+    def matrix(count):
+        radii = [round(0.01 * (n + 1), 2) for n in range(count)]
+        runs = [run for rho in radii for run in cell(new_run, [0.97], minimizer={"name": "sam", "rho": rho})]
+        rows = summarise(runs + cell(new_run, [0.90]))
+        layout = lay_out(rows)
+        return verdict_matrix(compare(rows, layout), layout)
+
+    few, many = matrix(MOST_METHODS), matrix(MOST_METHODS + 1)
+    assert (len(few["columns"]), len(few["lines"])) == (MOST_METHODS, 1)
+    assert [text for text, _ in few["groups"]] == ["At equal epochs"]
+    assert (len(many["columns"]), len(many["lines"])) == (1, MOST_METHODS + 1)
+    ((group, span),) = many["groups"]
+    assert group.startswith("Against ")
+    assert group.endswith(", at equal epochs")
+    assert span == 1
+    assert all(line["cells"][0]["text"].startswith("+7.00") for line in many["lines"])
 
 
 def test_only_twins_are_compared(new_run):

@@ -133,6 +133,20 @@ def test_pareto_front_by_hand(new_run):
     assert [rows[i].labels["model.name"] for i in pareto_front(rows)] == ["a", "c", "e"]
 
 
+def test_who_was_given_the_same_seconds_cost_the_same(new_run):
+    """The last step of a run may end a little after its time; that is no merit of another run."""
+    points = {"a": (0.90, 30.02), "b": (0.89, 30.01), "c": (0.91, 60.0)}
+    runs = [
+        new_run(
+            values={"model": {"name": name}, "budget": {"seconds": 60 if name == "c" else 30}},
+            summary={"test": {"accuracy": accuracy}, "time_s": seconds},
+        )
+        for name, (accuracy, seconds) in points.items()
+    ]
+    rows = summarise(runs)
+    assert [rows[i].labels["model.name"] for i in pareto_front(rows)] == ["a", "c"]
+
+
 def test_only_rows_of_the_same_data_beat_each_other(new_run):
     points = {("mnist", "a"): (0.99, 5), ("cifar10", "a"): (0.90, 10), ("cifar10", "b"): (0.80, 20)}
     rows = summarise(

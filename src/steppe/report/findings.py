@@ -33,7 +33,7 @@ class Comparison:
     sharp: str
     plain: str
     budget: str
-    """what both spent the same of: epochs or gradient evaluations"""
+    """what both spent the same of: seconds, epochs or gradient evaluations"""
     found: Difference
     seeds: tuple[int, int]
 
@@ -63,7 +63,7 @@ def pareto_front(rows: Sequence[Row], cost: str = "time_s") -> list[int]:
         The rows' positions, from the cheapest to the most accurate.
     """
     accuracy = judged_by(rows)
-    at = [(row.stat(cost).mean, row.stat(accuracy).mean) for row in rows]
+    at = [(_cost(row, cost), row.stat(accuracy).mean) for row in rows]
     known = [(c, a, i) for i, (c, a) in enumerate(at) if c is not None and a is not None]
     front = [
         (c, i)
@@ -71,6 +71,12 @@ def pareto_front(rows: Sequence[Row], cost: str = "time_s") -> list[int]:
         if not any(other <= c and better >= a and (other < c or better > a) for other, better, _ in known)
     ]
     return [i for _, i in sorted(front)]
+
+
+def _cost(row: Row, cost: str) -> float | None:
+    """What a row cost; where it was given seconds these, not the step by which it went over them."""
+    given = row.config.budget.seconds if cost == "time_s" and row.time_s.mean is not None else None
+    return row.stat(cost).mean if given is None else given
 
 
 def unbeaten(rows: Sequence[Row], cost: str = "time_s") -> set[int]:
@@ -187,19 +193,21 @@ def supporting(rows: Sequence[Row]) -> list[Sentence]:
 
 
 def compare(rows: Sequence[Row], layout: Layout) -> list[Comparison]:
-    """Set every sharpness-aware row against the plain rows that spent the same, epochs or gradient evaluations.
+    """Set every sharpness-aware row against the plain rows that spent the same.
+
+    Rows that were given the same seconds are compared at these alone; others at equal epochs and gradient evaluations.
 
     Args:
         rows: the summary.
         layout: how the rows are named.
     """
     out = []
-    for budget in ("epochs", "gradient_evaluations"):
+    for budget in ("seconds", "epochs", "gradient_evaluations"):
         for sharp, row in enumerate(rows):
             if row.config.minimizer.name == "base" or row.test_accuracy.mean is None:
                 continue
             for plain, other in enumerate(rows):
-                if _is_plain_twin(other, row) and _spent_the_same(row.stat(budget), other.stat(budget)):
+                if _is_plain_twin(other, row) and _spent_the_same(row, other, budget):
                     out.append(
                         Comparison(
                             layout.panel_of[sharp],
@@ -315,8 +323,12 @@ def _rest(config: RunConfig) -> dict[str, object]:
     return config.model_dump(exclude={"seed", "minimizer", "budget"})
 
 
-def _spent_the_same(a: Stat, b: Stat) -> bool:
-    return a.mean is not None and b.mean is not None and math.isclose(a.mean, b.mean, rel_tol=0.02)
+def _spent_the_same(a: Row, b: Row, budget: str) -> bool:
+    same_seconds = a.config.budget.seconds is not None and a.config.budget.seconds == b.config.budget.seconds
+    if budget == "seconds" or same_seconds:
+        return budget == "seconds" and same_seconds
+    one, other = a.stat(budget).mean, b.stat(budget).mean
+    return one is not None and other is not None and math.isclose(one, other, rel_tol=0.02)
 
 
 def _seconds(row: Row) -> float:

@@ -132,7 +132,6 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         facts=overview_facts(records, rows, images),
         published=published,
         verdicts=verdict_matrix(comparisons, layout),
-        panel_name=layout.panel_word.removesuffix("s").capitalize(),
         table=summary_table(rows),
         has_curves=any(record.metrics for record in records),
         has_flatness=sum(row.noise_loss.mean is not None for row in rows) > 1,

@@ -31,6 +31,13 @@ class Part:
         found = self.text("name") or self.comparison.get("study")
         return found if isinstance(found, str) and found else _LOOSE
 
+    def plans(self, record: Record) -> bool:
+        """Whether a run is one of the study's own, as far as `study.json` says."""
+        planned = self.about.get("runs")
+        if not isinstance(planned, list):
+            return True
+        return record.config.run_id in {run.get("run_id") for run in planned if isinstance(run, Mapping)}
+
     def text(self, key: str) -> str:
         """A text of `study.json`; empty where it has none."""
         value = self.about.get(key)

@@ -26,7 +26,7 @@ def published_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
     """The comparison of each study that has one: see `published_tables`, with the study's name and title."""
     out = []
     for part in parts:
-        finished = sum(record.status == "finished" for record in part.records)
+        finished = sum(record.status == "finished" for record in part.records if part.plans(record))
         found = published_tables(part.comparison, finished)
         if found is not None:
             said = {"name": part.name, "title": part.text("title") or part.name, "question": part.text("question")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from steppe.report.layout import Layout
 from steppe.report.numbers import compact, duration, loss, percent, points, whole
 from steppe.report.sets import judged_by
 from steppe.report.table import Row, Stat, label_columns
+
+MOST_METHODS = 6
+"""So many stand side by side in the matrix of verdicts."""
 
 _COLUMNS: list[tuple[str, str, str]] = [
     ("test_accuracy", "Test acc. %", "share of the test images classified rightly, mean ± standard deviation"),
@@ -82,19 +86,32 @@ def _seeds(row: Row) -> str:
 
 
 def verdict_matrix(comparisons: Sequence[findings.Comparison], layout: Layout) -> dict[str, Any]:
-    """The comparisons as a matrix: a line for each setting, a column for each method and budget."""
-    columns = list(dict.fromkeys((c.budget, c.sharp, c.plain) for c in comparisons))
-    cells = {(c.setting, (c.budget, c.sharp, c.plain)): c for c in comparisons}
-    budgets = list(dict.fromkeys(budget for budget, _, _ in columns))
-    lines = []
-    for setting in layout.panels:
-        found = [cells.get((setting, column)) for column in columns]
-        if any(found):
-            lines.append({"name": setting or "All", "cells": [_verdict(c) if c else None for c in found]})
+    """The comparisons as a matrix: a line for each setting, a column for each method and budget.
+
+    Where there are many methods for few settings it is turned, so that it can be read without scrolling to the side.
+    """
+    methods = list(dict.fromkeys((c.budget, c.sharp, c.plain) for c in comparisons))
+    settings = [panel for panel in layout.panels if any(c.setting == panel for c in comparisons)]
+    cells = {(c.setting, (c.budget, c.sharp, c.plain)): _verdict(c) for c in comparisons}
+    if len(methods) > MOST_METHODS and len(settings) < len(methods):
+        said = [f"against {plain}, at equal {budget}" for budget, _, plain in methods]
+        once = said[0] if len(set(said)) == 1 else ""
+        lines = [
+            {"name": method[1], "small": "" if once else what, "cells": [cells.get((one, method)) for one in settings]}
+            for method, what in zip(methods, said, strict=True)
+        ]
+        groups = [(once.capitalize(), len(settings))] if once else []
+        columns = [(setting or "All", "") for setting in settings]
+        return {"corner": "Method", "groups": groups, "columns": columns, "lines": lines}
+    budgets = Counter(budget for budget, _, _ in methods)
     return {
-        "budgets": [(budget, sum(column[0] == budget for column in columns)) for budget in budgets],
-        "columns": columns,
-        "lines": lines,
+        "corner": layout.panel_word.removesuffix("s").capitalize(),
+        "groups": [(f"At equal {budget}", span) for budget, span in budgets.items()],
+        "columns": [(sharp, f"against {plain}") for _, sharp, plain in methods],
+        "lines": [
+            {"name": setting or "All", "small": "", "cells": [cells.get((setting, method)) for method in methods]}
+            for setting in settings
+        ],
     }
 
 
