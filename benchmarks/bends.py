@@ -5,7 +5,8 @@
 
 The bend of a batch is the part of g(w + ε) that is orthogonal to g(w), ε = ρ g / ‖g‖. For each size of batch: the mean
 cosine of the bends of two disjoint batches of the run's training images, that of their gradients, and how long a bend
-is beside its gradient. BatchNorm is in training mode, as it is while LookSAM trains.
+is beside its gradient. BatchNorm is in training mode, as it is while LookSAM trains; dropout and stochastic depth would
+be too, and their masks would count as bends, so a run that has them is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from steppe.data import in_order
+from steppe.runs import Run
 from steppe.studies.subjects import open_run
 
 
@@ -62,6 +64,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=8, help="of each size, at the most")
     asked = parser.parse_args()
     subject = open_run(asked.run)
+    config = Run(asked.run).config.model
+    if config.mode or config.dropout or config.block_dropout or config.drop_path:
+        parser.error("this run has dropout, stochastic depth or frozen parts: take one without")
     model = subject.model.train()
     rows: list[dict[str, Any]] = []
     for size in asked.sizes:

@@ -176,6 +176,7 @@ def method(name: str) -> str:
 
     known = METHODS[name]
     defaults = ", ".join(f"`{key}` {value}" for key, value in known.defaults.items() if value is not None)
+    defaults += " (`steppe train`: 0.3 unless over SGD)" if name == "msam" else ""
     return f"`--minimizer {name}` · `steppe.minimizers.{known.make.__name__}` · {known.cost} · {defaults}\n{{ .facts }}"
 
 
@@ -198,7 +199,8 @@ def steps(name: str) -> str:
 
 def renew_figures() -> None:
     """Write the marked figures of all pages anew."""
-    for page in (ROOT / "docs").rglob("*.md"):
+    outside = [ROOT / source for source in OUTSIDE.values() if source.endswith(".md")]
+    for page in [*(ROOT / "docs").rglob("*.md"), *outside]:
         text = page.read_text(encoding="utf-8")
         renewed = FIGURE.sub(lambda found: f"<!-- {found['what']} -->{figure(found['what'])}<!-- end -->", text)
         if renewed != text:
@@ -231,7 +233,9 @@ def relatives(training: str) -> str:
         file = ROOT / "results/relatives" / run.config.run_id / "summary.json"
         if file.is_file():
             found = accuracies.setdefault((run.labels["model"], run.labels["training"]), {})
-            found[run.config.seed] = json.loads(file.read_text(encoding="utf-8"))["test"]["accuracy"]
+            summary = json.loads(file.read_text(encoding="utf-8"))
+            if summary.get("status") == "finished":
+                found[run.config.seed] = summary["test"]["accuracy"]
     texts = []
     for model in ("ResNet-18", "ViT"):
         its, plain = (accuracies.get((model, name), {}) for name in (training, "plain"))

@@ -130,17 +130,25 @@ def test_who_was_given_the_same_seconds_is_compared_at_these_alone(new_run):
         *cell(new_run, [0.90, 0.91], budget={"seconds": 30}),  # by chance with as many epochs
         *cell(new_run, [0.99, 1.0], budget={"seconds": 60}),
     ]
+    for run, seconds in zip(runs, (30, 30, 30, 30, 60, 60), strict=True):
+        run.write("summary.json", run.read("summary.json") | {"time_s": seconds + 0.01})
     found = {(c.budget, c.plain.endswith("60"), c.verdict) for c in verdicts(runs)}
     assert ("seconds", False, "better") in found
     assert not any(budget == "seconds" and longer for budget, longer, _ in found)
     assert ("epochs", False, "better") not in found
+    for run in runs[:2]:
+        run.write("summary.json", run.read("summary.json") | {"time_s": 5.0})
+    assert not any(c.budget == "seconds" for c in verdicts(runs)), "who lost patience did not spend them"
 
 
 def test_many_methods_on_few_models_stand_below_each_other(new_run):
     def matrix(count):
         radii = [round(0.01 * (n + 1), 2) for n in range(count)]
         runs = [run for rho in radii for run in cell(new_run, [0.97], minimizer={"name": "sam", "rho": rho})]
-        rows = summarise(runs + cell(new_run, [0.90]))
+        runs += cell(new_run, [0.90])
+        names = [*(f"SAM {rho}" for rho in radii), "AdamW"]
+        listed = [{"run_id": r.id, "labels": {"training": n}, "seed": 0} for r, n in zip(runs, names, strict=True)]
+        rows = summarise(runs, {"runs": listed})
         layout = lay_out(rows)
         return verdict_matrix(compare(rows, layout), layout)
 
@@ -149,8 +157,7 @@ def test_many_methods_on_few_models_stand_below_each_other(new_run):
     assert [text for text, _ in few["groups"]] == ["At equal epochs"]
     assert (len(many["columns"]), len(many["lines"])) == (1, MOST_METHODS + 1)
     ((group, span),) = many["groups"]
-    assert group.startswith("Against ")
-    assert group.endswith(", at equal epochs")
+    assert group == "Against AdamW, at equal epochs"
     assert span == 1
     assert all(line["cells"][0]["text"].startswith("+7.00") for line in many["lines"])
 

@@ -135,7 +135,7 @@ def test_pareto_front_by_hand(new_run):
 
 def test_who_was_given_the_same_seconds_cost_the_same(new_run):
     """The last step of a run may end a little after its time; that is no merit of another run."""
-    points = {"a": (0.90, 30.02), "b": (0.89, 30.01), "c": (0.91, 60.0)}
+    points = {"a": (0.90, 30.02), "b": (0.89, 30.01), "c": (0.91, 60.0), "d": (0.70, 5.0)}  # d lost patience
     runs = [
         new_run(
             values={"model": {"name": name}, "budget": {"seconds": 60 if name == "c" else 30}},
@@ -144,7 +144,7 @@ def test_who_was_given_the_same_seconds_cost_the_same(new_run):
         for name, (accuracy, seconds) in points.items()
     ]
     rows = summarise(runs)
-    assert [rows[i].labels["model.name"] for i in pareto_front(rows)] == ["a", "c"]
+    assert [rows[i].labels["model.name"] for i in pareto_front(rows)] == ["d", "a", "c"]
 
 
 def test_only_rows_of_the_same_data_beat_each_other(new_run):

@@ -64,6 +64,7 @@ def minimizers(json: JsonOption = False) -> None:
     for name, method in METHODS.items():
         flags = {flag_of(f"minimizer.{key}"): value for key, value in MINIMIZER_DEFAULTS[name].items()}
         shown = flags if json else ", ".join(f"{flag} {value}" for flag, value in flags.items())
+        shown = f"{shown} (0.3 unless over sgd)" if name == "msam" and not json else shown
         rows.append((name, method.cost, method.summary, shown))
     _print(("minimizer", "cost", "what it is", "flags and their defaults"), rows, json)
 

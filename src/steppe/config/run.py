@@ -334,7 +334,10 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _radius_of_msam(cls, values: Any) -> Any:
-        """MSAM's published radius is one for SGD; with it a ViT under AdamW does not learn."""
+        """MSAM's published radius is one for SGD; with it a ViT under AdamW does not learn.
+
+        A minimizer that was made by itself has its radius already.
+        """
         if not isinstance(values, Mapping):
             return values
         minimizer, optimizer = values.get("minimizer"), values.get("optimizer")

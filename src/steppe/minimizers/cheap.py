@@ -37,7 +37,7 @@ class LookSAM(SAM):
 
     Liu, Mai, Chen, Hsieh, You, "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022
     (arXiv:2203.02714). Published: k = 5, α = 0.7, for ViTs in batches of 4096 and more. The default is 0.1: two
-    batches of 128 have hardly a bend in common, and with 0.7 of it networks did not learn.
+    batches of 128 have little of their bends in common, and with 0.7 networks did not learn CIFAR in such batches.
     """
 
     name = "looksam"

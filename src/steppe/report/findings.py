@@ -74,9 +74,9 @@ def pareto_front(rows: Sequence[Row], cost: str = "time_s") -> list[int]:
 
 
 def _cost(row: Row, cost: str) -> float | None:
-    """What a row cost; where it was given seconds these, not the step by which it went over them."""
-    given = row.config.budget.seconds if cost == "time_s" and row.time_s.mean is not None else None
-    return row.stat(cost).mean if given is None else given
+    """What a row cost; where it was given seconds no more than these, for its last step goes over them."""
+    spent, given = row.stat(cost).mean, row.config.budget.seconds
+    return spent if spent is None or given is None or cost != "time_s" else min(spent, given)
 
 
 def unbeaten(rows: Sequence[Row], cost: str = "time_s") -> set[int]:
@@ -324,9 +324,12 @@ def _rest(config: RunConfig) -> dict[str, object]:
 
 
 def _spent_the_same(a: Row, b: Row, budget: str) -> bool:
-    same_seconds = a.config.budget.seconds is not None and a.config.budget.seconds == b.config.budget.seconds
-    if budget == "seconds" or same_seconds:
-        return budget == "seconds" and same_seconds
+    given = a.config.budget.seconds
+    if given is not None and given == b.config.budget.seconds:
+        used = (row.time_s.mean or 0.0 for row in (a, b))  # who lost patience did not spend them
+        return budget == "seconds" and all(seconds > 0.98 * given for seconds in used)
+    if budget == "seconds":
+        return False
     one, other = a.stat(budget).mean, b.stat(budget).mean
     return one is not None and other is not None and math.isclose(one, other, rel_tol=0.02)
 

@@ -60,7 +60,7 @@ def _draw_rows(part: Axes, rows: Sequence[Row], judged: str, shown: Sequence[str
             seeds = [100 * value for value in row.accuracies.values()]
             part.plot(seeds, [height] * len(seeds), "o", color=color, alpha=0.35, markersize=3, markeredgewidth=0)
         mean, deviation = 100 * (stat.mean or 0.0), 100 * (stat.std or 0.0)
-        within = [[min(deviation, mean)], [min(deviation, 100 - mean)]]
+        within = [[min(deviation, mean)], [max(0.0, min(deviation, 100 - mean))]]
         part.errorbar(
             mean,
             height,

@@ -36,7 +36,7 @@ class Part:
         planned = self.about.get("runs")
         if not isinstance(planned, list):
             return True
-        return record.config.run_id in {run.get("run_id") for run in planned if isinstance(run, Mapping)}
+        return record.config.run_id in {str(run.get("run_id")) for run in planned if isinstance(run, Mapping)}
 
     def text(self, key: str) -> str:
         """A text of `study.json`; empty where it has none."""

@@ -100,7 +100,7 @@ def verdict_matrix(comparisons: Sequence[findings.Comparison], layout: Layout) -
             {"name": method[1], "small": "" if once else what, "cells": [cells.get((one, method)) for one in settings]}
             for method, what in zip(methods, said, strict=True)
         ]
-        groups = [(once.capitalize(), len(settings))] if once else []
+        groups = [(once[:1].upper() + once[1:], len(settings))] if once else []
         columns = [(setting or "All", "") for setting in settings]
         return {"corner": "Method", "groups": groups, "columns": columns, "lines": lines}
     budgets = Counter(budget for budget, _, _ in methods)

@@ -130,7 +130,10 @@ def add_results(
 
 
 def _add_seconds(path: Path, name: str, seconds: float, say: Callable[[str], None]) -> None:
-    """Keep what a measure cost beside what training did, so that its own file is the same to the bit every time."""
+    """Keep what a measure took when last made, by the process that ended it, beside what training cost.
+
+    Not in the measure's own file, which is the same to the bit every time.
+    """
     cost = _read(path, say)
     measuring = cost.get("measuring_s")
     known = measuring if isinstance(measuring, dict) else {}
