@@ -5,6 +5,7 @@
 #           benchmarks/lease/lease.sh wheels                   fetch what the machine's Python lacks, into .device_wheels
 #           benchmarks/lease/lease.sh aside | back             results/ out of the way of the copy, and back
 #           benchmarks/lease/lease.sh pack cifar10/train_0 …   put these parts into .device_data, the next call's luggage
+#           benchmarks/lease/lease.sh timed STUDY/RUN …        and these runs of results/, without weights: `steppe cost` times their steps there
 #   there:  … begin QUEUE      take the tree, the wheels and the parts; start queues/QUEUE.sh in the background
 #           … take [SET]       take more parts; with SET: these were its last, put it together
 #           … wait SECONDS     until the queue has ended; what it made goes to $OUT, without weights, as at most eight files
@@ -60,8 +61,17 @@ pack)
   for part in "$@"; do mkdir -p ".device_data/$(dirname "$part")" && cp "/tmp/parts/$part"* ".device_data/$(dirname "$part")/"; done
   du -sm .device_data
   ;;
+timed)
+  shift
+  for run in "$@"; do
+    from=results/$run
+    [ -d "$from" ] || from=/tmp/aside/$run
+    mkdir -p ".device_data/timed/$run" && cp "$from"/{config.toml,data.json,summary.json,metrics.jsonl,cost.json} ".device_data/timed/$run/" || exit 1
+  done
+  ;;
 begin)
   luggage
+  [ ! -d "$PARTS/timed" ] || cp -r "$PARTS/timed/." "$R/"
   mkdir -p "$T" && cp -r . "$T/"
   export STEPPE_COMMIT=$(cat "$PARTS/commit")
   cd "$T" && setsid bash "benchmarks/lease/queues/$2.sh" >"$O/queue.log" 2>&1 </dev/null &

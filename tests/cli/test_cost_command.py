@@ -72,7 +72,62 @@ def test_the_cost_of_a_model(run, capsys):
     assert steppe("cost", "mixer_tiny_p2", "--data", "digits", "--seconds", 0.1, "--minimizer", "asam") == 0
     out = capsys.readouterr().out
     assert "memory of a training step" in out
-    assert "an epoch" not in out
+    assert "an epoch of such steps" in out
+    assert "after the first" not in out, "nothing was trained"
+
+
+@pytest.mark.parametrize(
+    ("flags", "gradients"),
+    [
+        ((), 1.0),
+        (("--minimizer", "sam"), 2.0),
+        (("--minimizer", "looksam"), 1.2),
+        (("--minimizer", "sam", "--sharp-every", 5), 1.2),
+        (("--minimizer", "sam", "--sharp-last", 0.25), 1.25),
+        (("--minimizer", "sam", "--ascent-fraction", 0.25), 1.25),
+    ],
+)
+def test_steps_are_timed_in_the_mixture_of_training(tmp_path, flags, gradients):
+    """As many sharp ones as in a whole training, however long they take."""
+    assert steppe("train", "--model", "mlp_8_8", "--epochs", 1, *flags, "-o", tmp_path / "r") == 0
+    run = Run(tmp_path / "r")
+    assert steppe("cost", run.path, "--seconds", 0.2) == 0
+    step = run.read("cost.json")["training_step"]
+    assert step["gradients"] == pytest.approx(gradients)
+    assert step["epoch_s"] == pytest.approx(step["time_s"] * (run.read("data.json")["examples"]["train"] // 64))
+    assert step["captured"] is False
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [(("--minimizer", "aesam"), "AE-SAM"), (("--objective", "adversarial"), "adversarial training")],
+)
+def test_steps_that_only_training_can_time_say_so(tmp_path, flags, why, capsys):
+    assert steppe("train", "--model", "mlp_8_8", "--epochs", 1, *flags, "-o", tmp_path / "r") == 0
+    assert steppe("cost", tmp_path / "r", "--seconds", 0.1) == 0
+    step = Run(tmp_path / "r").read("cost.json")["training_step"]
+    assert step["time_s"] is None
+    assert step["memory_mib"] > 0
+    assert why in step["time_reason"]
+
+
+def test_several_are_set_side_by_side(run, capsys):
+    assert steppe("cost", "mlp_8_8", "mixer_tiny_p2", "--data", "digits", "--seconds", 0.1) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if line.startswith(("mlp_8_8", "mixer_tiny_p2"))]
+    assert [row[:2] for row in rows] == [["mlp_8_8", "682"], ["mixer_tiny_p2", "72.7k"]]
+    assert steppe("cost", run.path, run.path, "--seconds", 0.1, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["target"] for one in found] == [str(run.path)] * 2
+    assert found[1]["training_step"] == run.read("cost.json")["training_step"]
+
+
+def test_a_mistake_among_several_is_told_before_anything_is_measured(run, capsys):
+    before = run.read("cost.json")
+    assert steppe("cost", run.path, "nowhere") == 2
+    assert steppe("cost", "resnet_tiny", "resnet_tinny", "--data", "digits") == 2
+    assert "inference" not in capsys.readouterr().out
+    assert run.read("cost.json") == before
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,23 @@ def test_what_is_asked_for_is_measured_once_and_what_means_nothing_is_passed_ove
     assert not has_measures(Run(run.path), study.measure), "a figure made with other settings is not the study's"
 
 
+def test_a_training_step_is_timed_by_itself_where_the_study_asks(tmp_path):
+    """The epochs of runs that share a machine say what the others did."""
+    study = study_of(tmp_path, STUDY.replace("noise_draws = 2", "noise_draws = 2\nstep_s = 0.05"))
+    (planned,) = plan(study)
+    basics = study.measure.model_copy(update={"geometry": {}, "robustness": {}})
+    without = basics.model_copy(update={"step_s": 0.0})
+    run = execute(planned.config, tmp_path / "run", measure=without)
+    assert read_measure(run, "epoch_alone_s") is None
+    assert has_measures(run, without)
+    assert not has_measures(run, basics)
+    execute(planned.config, tmp_path / "run", measure=basics)
+    step = run.read("cost.json")["training_step"]
+    assert step["gradients"] == 1.0
+    assert read_measure(run, "epoch_alone_s") == step["epoch_s"] > 0
+    assert has_measures(run, basics)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

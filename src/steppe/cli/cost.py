@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from steppe.cli.place import DataRootOption, DeviceOption
-from steppe.cli.show import JsonOption, console, print_json
+from steppe.cli.show import JsonOption, ReadingProgress, console, print_json, progress_bar
 from steppe.config import RunConfig, parse
 from steppe.errors import ConfigError
 from steppe.runs import Run
+
+if TYPE_CHECKING:
+    from steppe.studies import Images
 
 _MODEL_ONLY = "with a model's name: "
 
 
 def cost(
-    target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="a run folder, or a model's name with --data")],
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN_OR_MODEL...", help="run folders, or names of models with --data; several are set side by side"
+        ),
+    ],
     device: DeviceOption = None,
     price_per_hour: Annotated[
         float | None, typer.Option(min=0, help="what the machine costs an hour, in any currency")
@@ -36,46 +45,66 @@ def cost(
     optimizer: Annotated[str | None, typer.Option(help=f"{_MODEL_ONLY}the optimizer that the minimizer wraps")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure what a run or a model costs here; what was measured on a run is added to its cost.json."""
-    from steppe import data as sets
-    from steppe.studies import Images, add_cost, describe_price, measure_cost
+    """Measure what runs or models cost here; what was measured on a run is added to its cost.json."""
+    from steppe.studies import add_cost, describe_price, measure_cost
 
     own = {
         "data": {"name": data, "image_size": image_size},
-        "model": {"name": target},
         "batch_size": batch_size,
         "precision": precision,
         "minimizer": {"name": minimizer},
         "optimizer": {"name": optimizer},
     }
-    given = [f"--{key}" for key, value in _flat(own).items() if value is not None and key != "model"]
+    asked = [_read_target(target, own, data_root, several=len(targets) > 1) for target in targets]
+    found: list[dict[str, Any]] = []
+    with progress_bar() as bar:
+        for target, (subject, images) in zip(targets, asked, strict=True):
+            told = _telling(ReadingProgress(bar), f"{_short(target)}: " if len(targets) > 1 else "")
+            if isinstance(subject, Run):
+                place: dict[str, Any] = {"price_per_hour": price_per_hour, "tell": told}
+                found.append(add_cost(subject, device=device, seconds=seconds, **place))
+            else:
+                assert images
+                found.append(measure_cost(subject, images, device=device, seconds=seconds, tell=told))
+                if price_per_hour is not None:
+                    found[-1]["price"] = describe_price(found[-1], price_per_hour)
+    if json:
+        several = [{"target": target, **its} for target, its in zip(targets, found, strict=True)]
+        print_json(several if len(targets) > 1 else found[0])
+        return
+    console.print(side_by_side(dict(zip(targets, found, strict=True))) if len(targets) > 1 else cost_table(found[0]))
+    for subject, _ in asked:
+        if isinstance(subject, Run):
+            console.print(f"added to {subject.path / 'cost.json'}", markup=False, soft_wrap=True)
+
+
+def _read_target(
+    target: str, own: dict[str, Any], data_root: Path | None, *, several: bool
+) -> tuple[Run | RunConfig, Images | None]:
+    """A run, or a model's configuration and its images; what is wrong is told before anything is measured."""
+    from steppe import data as sets
+    from steppe import models
+    from steppe.studies import Images
+
+    given = [f"--{key}" for key, value in _flat(own).items() if value is not None]
     if (Path(target) / "config.toml").is_file():
         if given:
             what = f"{', '.join(given)} cannot be changed: a run has its own"
             raise ConfigError(what, where=target, mend="name a model instead of a run, or leave them away")
         run = Run(target)
-        found = add_cost(run, device=device, seconds=seconds, price_per_hour=price_per_hour)
-        _show(found, json)
-        if not json:
-            console.print(f"added to {run.path / 'cost.json'}", markup=False, soft_wrap=True)
-        return
+        Images.of_run(run)
+        return run, None
     if Path(target).is_dir():
         Run(target)  # says what a run folder is
-    if data is None:
+    if own["data"]["name"] is None:
         mend = "name a run folder, or say --data NAME: a model is measured on images of some size"
         raise ConfigError(f"{target!r} is no run folder, and a model needs --data", where="steppe cost", mend=mend)
-    config = parse(RunConfig, _given(own), where="the command line's flags")
-    found = measure_cost(config, Images.of_dataset(sets.load(config.data, data_root)), device=device, seconds=seconds)
-    if price_per_hour is not None:
-        found["price"] = describe_price(found, price_per_hour)
-    _show(found, json)
-
-
-def _show(found: dict[str, Any], json: bool) -> None:
-    if json:
-        print_json(found)
-    else:
-        console.print(cost_table(found))
+    config = parse(RunConfig, _given({**own, "model": {"name": target}}), where="the command line's flags")
+    images = Images.of_dataset(sets.load(config.data, data_root))
+    if several:  # a mistake in the last name is not to be told after minutes
+        size = {"image_size": images.size, "channels": images.channels, "classes": images.classes}
+        models.build(config.model, **size, load=False)
+    return config, images
 
 
 def cost_table(found: dict[str, Any]) -> Table:
@@ -105,6 +134,9 @@ def cost_table(found: dict[str, Any]) -> Table:
         "MiB",
         step.get("reason") or f"batch {step['batch_size']}, {counted}",
     )
+    how = "recorded as a CUDA graph" if step.get("captured") else "eager"
+    row("time of a training step", step["time_s"], "s", step.get("time_reason") or f"{how}, on random images")
+    row("an epoch of such steps", step.get("epoch_s"), "s", "computing alone: neither reading nor evaluating")
     row("energy of an image", inference["energy_j_per_image"], "J", inference["energy_reason"] or "")
     if training := found.get("training"):
         row("training", training["images_per_s"], "images/s")
@@ -117,6 +149,42 @@ def cost_table(found: dict[str, Any]) -> Table:
         if price := found.get("price"):
             row(f"price of {name}", price[key], "", f"at {price['per_hour']:g} an hour")
     return table
+
+
+def side_by_side(found: Mapping[str, dict[str, Any]]) -> Table:
+    """Lay out what several models cost, a line each.
+
+    Args:
+        found: by name, each as of `cost.json`.
+    """
+    from steppe.report.numbers import compact, duration, whole
+
+    caption = (
+        "FLOPs of an image; images/s answered, at the best batch size; step, epoch, MiB: of training, computing alone"
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), caption=caption, caption_justify="left")
+    for heading in ("", "params", "FLOPs", "images/s", "step", "epoch", "MiB"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading), overflow="fold")
+    for name, its in found.items():
+        step = its["training_step"]
+        shown = (
+            compact(its["parameters"]),
+            compact(its["flops_per_image"]),
+            whole(round(its["inference"]["images_per_s"])),
+            duration(step["time_s"]),
+            duration(step.get("epoch_s")),
+            whole(step["memory_mib"]),
+        )
+        table.add_row(Text(_short(name)), *shown)
+    return table
+
+
+def _telling(tell: ReadingProgress, before: str) -> Callable[[str, int, int], None]:
+    return lambda what, done, total: tell(before + what, done, total)
+
+
+def _short(target: str) -> str:
+    return target.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _flat(own: dict[str, Any]) -> dict[str, Any]:

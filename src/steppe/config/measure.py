@@ -19,6 +19,9 @@ class MeasureConfig(Section):
     noise_sigma: float = Field(0.01, gt=0, description="standard deviation of the weight noise of the flatness figure")
     noise_draws: int = Field(20, gt=1, description="how many noises the flatness figure averages over")
     noise_examples: int = Field(1000, gt=0, description="how many training images it is measured on, at the most")
+    step_s: float = Field(
+        0.0, ge=0, description="for how many seconds a training step is timed by itself, as `steppe cost` does; 0: not"
+    )
     test_variances: list[float] = Field([], description="2-D toys: also test at these variances of the noise")
     test_examples: int = Field(10_000, gt=0, description="2-D toys: on so many fresh points at each")
     geometry: Asked = Field(

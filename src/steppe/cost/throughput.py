@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 
 from steppe.cost.energy import EnergyMeter
 from steppe.cost.memory import measure_peak_memory
+from steppe.measuring import ignore
 
 BATCH_SIZES = tuple(2**power for power in range(5, 14))
 """32, 64 … 8192."""
@@ -52,6 +53,7 @@ def measure_throughput(
     bfloat16: bool = False,
     seconds: float = 60.0,
     seconds_each: float | None = None,
+    tell: Callable[[int, int], None] = ignore,
 ) -> Throughput:
     """Time forward passes over random images that lie on the device already.
 
@@ -66,6 +68,7 @@ def measure_throughput(
         bfloat16: compute in bfloat16 autocast.
         seconds: a cap on the whole sweep; the smallest size is measured in any case.
         seconds_each: for one batch size; by default half of its share of the cap, at most one.
+        tell: takes how many sizes are tried, and of how many.
     """
     device = next(model.parameters()).device
     training = model.training
@@ -87,6 +90,7 @@ def measure_throughput(
                     found.ended = f"memory ran out at {size}"
                     break
                 found.sweep.append({"batch_size": size, "images_per_s": speed})
+                tell(len(found.sweep), len(batch_sizes))
                 if speed > found.images_per_s:
                     found.best_batch_size, found.images_per_s = size, speed
                     found.energy_j_per_image, found.energy_reason = joules, why_not

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +15,17 @@ from steppe import cost, models
 from steppe.config import RunConfig, derive_seed
 from steppe.data import Dataset
 from steppe.errors import RunError
+from steppe.measuring import ignore
 from steppe.runs import Run
 from steppe.train import build_minimizer, describe_environment, pick_device
-from steppe.train.objectives import supervised
-from steppe.train.steps import EagerStep
+from steppe.train.objectives import Inputs, supervised
+from steppe.train.steps import CompiledStep, EagerStep, can_capture
+
+Tell = Callable[[str, int, int], None]
+"""Takes what is being measured, how much of it is done, and of how much."""
+
+STEPS_S = 5.0
+"""For how long training steps are timed, at the most; a cycle of them is timed in any case."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class Images:
 
 
 def measure_cost(
-    config: RunConfig, images: Images, *, device: str | None = None, seconds: float = 60.0
+    config: RunConfig, images: Images, *, device: str | None = None, seconds: float = 60.0, tell: Tell = ignore
 ) -> dict[str, Any]:
     """Measure what a configuration's model costs here; weights do not matter, so none are read.
 
@@ -65,10 +76,39 @@ def measure_cost(
         images: what it is asked about.
         device: by default the GPU where there is one.
         seconds: a cap on the sweep over batch sizes.
+        tell: told how it goes.
 
     Returns:
         `parameters`, `trained_parameters`, `flops_per_image`, `inference` and `training_step`, as in `cost.json`.
     """
+    with _fresh_model(config, images, device) as model:
+        return {
+            "parameters": cost.count_parameters(model),
+            "trained_parameters": cost.count_parameters(model, trained=True),
+            "flops_per_image": cost.count_flops(model, images.shape),
+            "inference": _inference(model, config, images, seconds, tell),
+            "training_step": _training_step(model, config, images, min(seconds, STEPS_S), tell),
+        }
+
+
+def measure_step(
+    config: RunConfig, images: Images, *, device: str | None = None, seconds: float = STEPS_S
+) -> dict[str, Any]:
+    """Measure a training step alone: `training_step` of `measure_cost`.
+
+    Args:
+        config: as of `measure_cost`.
+        images: as of `measure_cost`.
+        device: by default the GPU where there is one.
+        seconds: for how long steps are timed.
+    """
+    with _fresh_model(config, images, device) as model:
+        return _training_step(model, config, images, seconds, ignore)
+
+
+@contextmanager
+def _fresh_model(config: RunConfig, images: Images, device: str | None) -> Iterator[torch.nn.Module]:
+    """A configuration's model with random weights, where and as it would be trained."""
     place = pick_device(device)
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         torch.manual_seed(derive_seed(config.seed, "cost"))
@@ -78,17 +118,16 @@ def measure_cost(
         if place.type == "cuda":
             model = model.to(memory_format=torch.channels_last)
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True):
-            return {
-                "parameters": cost.count_parameters(model),
-                "trained_parameters": cost.count_parameters(model, trained=True),
-                "flops_per_image": cost.count_flops(model, images.shape),
-                "inference": _inference(model, config, images, place, seconds),
-                "training_step": _training_step(model, config, images, place),
-            }
+            yield model
 
 
 def add_cost(
-    run: Run, *, device: str | None = None, seconds: float = 60.0, price_per_hour: float | None = None
+    run: Run,
+    *,
+    device: str | None = None,
+    seconds: float = 60.0,
+    price_per_hour: float | None = None,
+    tell: Tell = ignore,
 ) -> dict[str, Any]:
     """Measure a run's model here and add what was found to its `cost.json`; other keys stay.
 
@@ -97,8 +136,9 @@ def add_cost(
         device: by default the GPU where there is one.
         seconds: a cap on the sweep over batch sizes.
         price_per_hour: of the machine, in any currency.
+        tell: told how it goes.
     """
-    found = measure_cost(run.config, Images.of_run(run), device=device, seconds=seconds)
+    found = measure_cost(run.config, Images.of_run(run), device=device, seconds=seconds, tell=tell)
     with run.lock():
         whole = {**run.read_or_empty("cost.json"), **found, "training": describe_training(run)}
         if price_per_hour is not None:
@@ -131,11 +171,11 @@ def describe_price(found: dict[str, Any], per_hour: float, training_s: float | N
     }
 
 
-def _inference(
-    model: torch.nn.Module, config: RunConfig, images: Images, device: torch.device, seconds: float
-) -> dict[str, Any]:
+def _inference(model: torch.nn.Module, config: RunConfig, images: Images, seconds: float, tell: Tell) -> dict[str, Any]:
+    device = next(model.parameters()).device
     bfloat16 = config.precision == "bfloat16"
-    found = cost.measure_throughput(model, images.shape, bfloat16=bfloat16, seconds=seconds)
+    told = partial(tell, "inference, batch sizes")
+    found = cost.measure_throughput(model, images.shape, bfloat16=bfloat16, seconds=seconds, tell=told)
     here = describe_environment(device)
     out = {**asdict(found), "precision": config.precision, "device_name": here["device_name"]}
     if device.type == "cpu":
@@ -153,20 +193,88 @@ def _inference(
     return {**out, "memory_mib": cost.measure_peak_memory(work, device, held) / 2**20}
 
 
-def _training_step(model: torch.nn.Module, config: RunConfig, images: Images, device: torch.device) -> dict[str, Any]:
-    """The memory of an eager step, the second one: the first makes the optimizer's state."""
+def _training_step(
+    model: torch.nn.Module, config: RunConfig, images: Images, seconds: float, tell: Tell
+) -> dict[str, Any]:
+    device = next(model.parameters()).device
     size = min(config.batch_size, images.count or config.batch_size)
-    minimizer = build_minimizer(config, model.train())
-    said: list[str] = []
-    batch = torch.randn(size, *images.shape, device=device), torch.arange(size, device=device) % images.classes
-    step = EagerStep(model, minimizer, supervised(config, lambda epoch, index: batch), config, said.append)
+    x = torch.randn(size, *images.shape, device=device)
+    x = x.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else x
+    batch = x, torch.arange(size, device=device) % images.classes
     out: dict[str, Any] = {"batch_size": size, "counted": "allocator" if device.type == "cuda" else "tensors"}
+    out |= {"memory_mib": None, "time_s": None}
     try:
-        step(*batch)
-        state = [value for one in minimizer.state.values() for value in one.values()]
-        held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()), *state, *batch]
-        peak = cost.measure_peak_memory(lambda: step(*batch), device, held)
+        out |= _step_memory(model, config, batch)
+        return out | _step_time(model, config, batch, images, seconds, tell)
     except (torch.OutOfMemoryError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        return {**out, "memory_mib": None, "reason": reason}
-    return {**out, "memory_mib": peak / 2**20, "micro_batches": step.parts}
+        return {**out, "reason": str(error).strip().split("\n")[0]}
+
+
+def _step_memory(model: torch.nn.Module, config: RunConfig, batch: Inputs) -> dict[str, Any]:
+    """The memory of an eager step, the second one: the first makes the optimizer's state."""
+    minimizer = build_minimizer(config, model.train())
+    step = EagerStep(model, minimizer, supervised(config, lambda epoch, index: batch), config, ignore)
+    step(*batch)
+    state = [value for one in minimizer.state.values() for value in one.values()]
+    held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()), *state, *batch]
+    peak = cost.measure_peak_memory(lambda: step(*batch), batch[0].device, held)
+    model.zero_grad()
+    return {"memory_mib": peak / 2**20, "micro_batches": step.parts}
+
+
+def _step_time(
+    model: torch.nn.Module, config: RunConfig, batch: Inputs, images: Images, seconds: float, tell: Tell
+) -> dict[str, Any]:
+    """The mean time of a step made as `steppe train` makes it: recorded on CUDA, eager elsewhere.
+
+    Whole cycles of the minimizer's steps are timed, sharp and plain ones as often as in training. The learning rate is
+    zero, which no step is faster by, so that the weights stay what they are.
+    """
+    if config.minimizer.name == "aesam":
+        return {"time_s": None, "time_reason": "how many of AE-SAM's steps are sharp shows in training alone"}
+    if config.objective.name:
+        return {"time_s": None, "time_reason": f"a step of {config.objective.name} training is timed in training alone"}
+    share, device = 0.0, batch[0].device
+    minimizer = build_minimizer(config, model.train(), lambda: share)
+    for group in minimizer.param_groups:
+        group["lr"] = 0.0
+    objective = supervised(config, lambda epoch, index: batch)
+    captured = can_capture(config, device)
+    step: EagerStep | CompiledStep
+    if captured:
+        step = CompiledStep(model, minimizer, objective, config, batch)
+    else:
+        step = EagerStep(model, minimizer, objective, config, ignore)
+    cycle = round(1 / config.minimizer.sharp_share) if config.minimizer.sharp_share else 1
+
+    def spend(count: int) -> float:
+        nonlocal share
+        began = time.perf_counter()
+        for number in range(count):
+            share = number / max(1, count - 1)
+            step(*batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    tell("training steps", 0, 3)
+    spend(max(2, cycle))
+    tell("training steps", 1, 3)
+    before = minimizer.gradient_evaluations
+    steps, took = cycle, spend(cycle)
+    tell("training steps", 2, 3)
+    if more := int((seconds - took) / took) * cycle:
+        before = minimizer.gradient_evaluations
+        steps, took = more, spend(more)
+    tell("training steps", 3, 3)
+    time_s = took / steps
+    size, count = len(batch[0]), images.count
+    return {
+        "time_s": time_s,
+        "epoch_s": time_s * max(1, count // size) if count else None,
+        "gradients": (minimizer.gradient_evaluations - before) / steps,
+        "timed_steps": steps,
+        "captured": captured,
+        "compile_s": step.compile_s,
+        "device_name": describe_environment(device)["device_name"],
+    }

@@ -15,7 +15,7 @@ from steppe.measuring import ignore, trained_loss
 from steppe.runs import Observer, Run, write_answers
 from steppe.runs.answers import ANSWERS
 from steppe.studies.asked import add_asked, has_asked
-from steppe.studies.costs import describe_training
+from steppe.studies.costs import Images, describe_training, measure_step
 from steppe.studies.groups import answer
 from steppe.studies.measured import add_results
 from steppe.studies.shift import measure_shift
@@ -140,12 +140,15 @@ def _add_basics(run: Run, dataset: Dataset, measure: MeasureConfig, device: str 
     shape = (dataset.channels, dataset.image_size, dataset.image_size)
     subject = Subject(run.path, model, dataset, trained_loss(run.config), place)
     add_results(subject, "geometry.json", {"noise": NOISE}, {"noise": measure.noise}, strict=True)
+    images = Images.of_dataset(dataset)
+    timed = measure_step(run.config, images, device=device, seconds=measure.step_s) if measure.step_s else None
     with run.lock():
         found: dict[str, object] = {
             "parameters": cost.count_parameters(model),
             "trained_parameters": cost.count_parameters(model, trained=True),
             "flops_per_image": cost.count_flops(model, shape),
         }
+        found |= {"training_step": timed} if timed else {}
         found |= {"peak_memory_mib": run.summary.get("peak_memory_mib"), "training": describe_training(run)}
         run.write("cost.json", {**run.read_or_empty("cost.json"), **found})
         if not (run.path / ANSWERS).is_file():
@@ -161,7 +164,7 @@ def _has_basics(run: Run, measure: MeasureConfig) -> bool:
     known = noise.get("settings") if isinstance(noise, dict) else None
     return (
         run.finished
-        and "parameters" in run.read_or_empty("cost.json")
+        and {"parameters", *(("training_step",) if measure.step_s else ())} <= run.read_or_empty("cost.json").keys()
         and (run.path / ANSWERS).is_file()
         and isinstance(known, dict)
         and {**NOISE.defaults, **known} == {**NOISE.defaults, **measure.noise}
