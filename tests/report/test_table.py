@@ -11,6 +11,7 @@ from rich.console import Console
 
 from steppe.report import print_table, summarise
 from steppe.report.findings import pareto_front, unbeaten
+from steppe.report.layout import lay_out
 from steppe.report.table import name_row
 
 
@@ -50,6 +51,16 @@ def test_a_copied_run_is_not_a_second_seed(new_run):
     (row,) = summarise([unfinished, finished])
     assert row.run_ids == ("copy",)
     assert row.test_accuracy.n == 1
+
+
+def test_a_row_is_named_by_the_labels_it_has(new_run):
+    """A single run has labels that the others lack: these do not become "ASAM · –"."""
+    labels = [{"training": "ASAM"}, {"training": "SGD"}, {"training": "ASAM", "schedule": "cosine"}]
+    runs = [new_run(values={"batch_size": 32 * (n + 1)}) for n in range(3)]
+    listed = [{"run_id": run.id, "labels": its, "seed": 0} for run, its in zip(runs, labels, strict=True)]
+    rows = summarise(runs, {"runs": listed})
+    assert [name_row(row, rows) for row in rows] == ["ASAM", "SGD", "ASAM · cosine"]
+    assert sorted(lay_out(rows).series) == ["ASAM", "ASAM · cosine", "SGD"]
 
 
 def test_folders_of_one_name_stay_apart(new_run, tmp_path):

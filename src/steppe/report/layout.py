@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from steppe.report.numbers import MISSING
 from steppe.report.table import Row, join_labels, name_axis, name_row, varying_axes
 
 
@@ -34,8 +35,8 @@ def lay_out(rows: Sequence[Row]) -> Layout:
     series_axes = [axis for axis in axes if axis not in panel_axes]
     if not series_axes:
         panel_axes, series_axes = [], axes
-    panel_of = [join_labels(row, panel_axes) for row in rows]
-    series_of = [join_labels(row, series_axes) if series_axes else name_row(row, rows) for row in rows]
+    panel_of = [join_labels(row, panel_axes) or (MISSING if panel_axes else "") for row in rows]
+    series_of = [(join_labels(row, series_axes) or MISSING) if series_axes else name_row(row, rows) for row in rows]
     words = [name_axis(axis).lower() for axis in panel_axes]
     return Layout(
         list(dict.fromkeys(panel_of)),

@@ -151,13 +151,15 @@ def join_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def join_labels(row: Row, axes: Sequence[str]) -> str:
-    """Join a row's labels: "ViT · SAM", or "vit_tiny_p2 · sam · rho 0.1" for configuration keys."""
+    """Join a row's labels: "ViT · SAM", or "vit_tiny_p2 · sam · rho 0.1" for configuration keys; those it has."""
     words = []
     for axis in axes:
         label = row.labels.get(axis, MISSING)
-        if (_is_option(axis) or _is_number(label)) and label != MISSING:
+        if label == MISSING:
+            continue
+        if _is_option(axis) or _is_number(label):
             words.append(f"{axis.rsplit('.', 1)[-1].replace('_', ' ')} {label}")
-        elif not _is_option(axis):
+        else:
             words.append(label)
     return " · ".join(words)
 
