@@ -236,6 +236,8 @@ def relatives(training: str) -> str:
             summary = json.loads(file.read_text(encoding="utf-8"))
             if summary.get("status") == "finished":
                 found[run.config.seed] = summary["test"]["accuracy"]
+    if not any(run.labels["training"] == training for run in plan(at_scale(study, "small"), where=str(where))):
+        raise ValueError(f"relatives has no training {training!r}")
     texts = []
     for model in ("ResNet-18", "ViT"):
         its, plain = (accuracies.get((model, name), {}) for name in (training, "plain"))

@@ -32,16 +32,6 @@ job() { # NAME SECONDS COMMAND…: its output, exit status and seconds are kept
 
 need() { until [ -e "$D/$1.npz" ]; do sleep 1; done; } # SET: wait until it is put together
 
-share() { # several processes at once on one GPU
-  nvidia-cuda-mps-control -d
-  echo "MPS rc=$?" | tee -a "$O/jobs.txt"
-}
-
-alone() { # what follows has the GPU to itself, and says on which it was
-  echo quit | timeout 20 nvidia-cuda-mps-control
-  echo "MPS ended rc=$?; $(nvidia-smi --query-gpu=name,utilization.gpu,memory.used --format=csv,noheader)" | tee -a "$O/jobs.txt"
-}
-
 case "${1:-}" in
 parts)
   for set in cifar10 cifar100; do "$PY" "$HERE/../../../shared/data/prepare" --parts "$2/$set" $set; done
@@ -63,6 +53,7 @@ pack)
   ;;
 timed)
   shift
+  [ $# -gt 0 ] || { echo "no runs are named"; exit 1; }
   for run in "$@"; do
     from=results/$run
     [ -d "$from" ] || from=/tmp/aside/$run

@@ -6,9 +6,14 @@ import json
 import shutil
 
 import pytest
+import torch
 from commands import steppe
 
+from steppe.config import RunConfig
 from steppe.runs import Run
+from steppe.studies import Images, costs
+from steppe.studies.costs import measure_step
+from steppe.train.steps import CompiledStep
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +89,14 @@ def test_the_cost_of_a_model(run, capsys):
         (("--minimizer", "looksam"), 1.2),
         (("--minimizer", "sam", "--sharp-every", 5), 1.2),
         (("--minimizer", "sam", "--sharp-last", 0.25), 1.25),
+        (("--minimizer", "sam", "--sharp-last", 0.75), 1.75),
         (("--minimizer", "sam", "--ascent-fraction", 0.25), 1.25),
     ],
 )
-def test_steps_are_timed_in_the_mixture_of_training(tmp_path, flags, gradients):
+@pytest.mark.parametrize("seconds", [0.2, 1e-9])
+def test_steps_are_timed_in_the_mixture_of_training(tmp_path, flags, gradients, seconds, monkeypatch):
     """As many sharp ones as in a whole training, however long they take."""
+    monkeypatch.setattr("steppe.studies.costs.STEPS_S", seconds)
     assert steppe("train", "--model", "mlp_8_8", "--epochs", 1, *flags, "-o", tmp_path / "r") == 0
     run = Run(tmp_path / "r")
     assert steppe("cost", run.path, "--seconds", 0.2) == 0
@@ -111,6 +119,39 @@ def test_steps_that_only_training_can_time_say_so(tmp_path, flags, why, capsys):
     assert why in step["time_reason"]
 
 
+def test_steps_as_they_are_recorded_on_a_gpu(monkeypatch):
+    """The same steps without recording: what is built and counted is what CUDA has."""
+    made = []
+
+    def uncaptured(*arguments, **options):
+        made.append(CompiledStep(*arguments, **options, compiled=False))
+        return made[-1]
+
+    monkeypatch.setattr(costs, "can_capture", lambda config, device: True)
+    monkeypatch.setattr(costs, "CompiledStep", uncaptured)
+    wanted = {"model": {"name": "resnet_tiny"}, "minimizer": {"name": "looksam"}, "accumulate": 2, "batch_size": 16}
+    config, images = RunConfig.model_validate(wanted), Images(8, 1, 10, 160)
+    found = measure_step(config, images, device="cpu", seconds=0.05)
+    assert found["gradients"] == pytest.approx(1.2)
+    assert found["captured"] is True
+    assert found["epoch_s"] == pytest.approx(10 * found["time_s"])
+    assert made[0].step.micro == 8
+
+    def refuse(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(costs, "CompiledStep", refuse)
+    found = measure_step(config, images, device="cpu", seconds=0.05)
+    assert found["captured"] is False, "a training goes on with eager steps, too"
+    assert found["gradients"] == pytest.approx(1.2)
+    monkeypatch.setattr(costs, "can_capture", lambda config, device: False)
+    monkeypatch.setattr(costs, "_step_time", refuse)
+    found = measure_step(config, images, device="cpu", seconds=0.05)
+    assert found["time_reason"] == "CUDA out of memory"
+    assert found["memory_mib"] > 0
+    assert "reason" not in found
+
+
 def test_several_are_set_side_by_side(run, capsys):
     assert steppe("cost", "mlp_8_8", "mixer_tiny_p2", "--data", "digits", "--seconds", 0.1) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -122,12 +163,22 @@ def test_several_are_set_side_by_side(run, capsys):
     assert found[1]["training_step"] == run.read("cost.json")["training_step"]
 
 
-def test_a_mistake_among_several_is_told_before_anything_is_measured(run, capsys):
-    before = run.read("cost.json")
+def test_a_mistake_among_several_is_told_before_anything_is_measured(run, capsys, monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(costs, "_fresh_model", refuse)
     assert steppe("cost", run.path, "nowhere") == 2
     assert steppe("cost", "resnet_tiny", "resnet_tinny", "--data", "digits") == 2
-    assert "inference" not in capsys.readouterr().out
-    assert run.read("cost.json") == before
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_two_of_one_name_keep_their_rows(run, tmp_path, capsys):
+    shutil.copytree(run.path, tmp_path / "elsewhere" / "r")
+    assert steppe("cost", "./r", "elsewhere/r", "--seconds", 0.1, "--price-per-hour", 1) == 0
+    out = capsys.readouterr().out
+    assert all(any(line.startswith(f"{folder} ") for line in out.splitlines()) for folder in ("./r", "elsewhere/r"))
+    assert "a million answers" in out
 
 
 @pytest.mark.parametrize(

@@ -57,14 +57,19 @@ def test_a_training_step_is_timed_by_itself_where_the_study_asks(tmp_path):
     basics = study.measure.model_copy(update={"geometry": {}, "robustness": {}})
     without = basics.model_copy(update={"step_s": 0.0})
     run = execute(planned.config, tmp_path / "run", measure=without)
-    assert read_measure(run, "epoch_alone_s") is None
+    assert read_measure(run, "compute_per_epoch_s") is None
     assert has_measures(run, without)
     assert not has_measures(run, basics)
     execute(planned.config, tmp_path / "run", measure=basics)
     step = run.read("cost.json")["training_step"]
     assert step["gradients"] == 1.0
-    assert read_measure(run, "epoch_alone_s") == step["epoch_s"] > 0
+    assert read_measure(run, "compute_per_epoch_s") == step["epoch_s"] > 0
     assert has_measures(run, basics)
+    former = {"batch_size": 128, "memory_mib": 1.0}
+    run.write("cost.json", run.read("cost.json") | {"training_step": former})
+    assert not has_measures(run, basics), "memory alone is not a time"
+    run.write("cost.json", run.read("cost.json") | {"training_step": former | {"time_s": None, "time_reason": "why"}})
+    assert has_measures(run, basics), "it cannot be timed, and need not be tried again"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,7 @@ def cost(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN_OR_MODEL...", help="run folders, or names of models with --data; several are set side by side"
+            metavar="RUN_OR_MODEL", help="run folders, or names of models with --data; several are set side by side"
         ),
     ],
     device: DeviceOption = None,
@@ -55,7 +56,8 @@ def cost(
         "minimizer": {"name": minimizer},
         "optimizer": {"name": optimizer},
     }
-    asked = [_read_target(target, own, data_root, several=len(targets) > 1) for target in targets]
+    load = cache(lambda: _read_images(own, data_root))  # once for all models
+    asked = [_read_target(target, own, load, several=len(targets) > 1) for target in targets]
     found: list[dict[str, Any]] = []
     with progress_bar() as bar:
         for target, (subject, images) in zip(targets, asked, strict=True):
@@ -72,17 +74,27 @@ def cost(
         several = [{"target": target, **its} for target, its in zip(targets, found, strict=True)]
         print_json(several if len(targets) > 1 else found[0])
         return
-    console.print(side_by_side(dict(zip(targets, found, strict=True))) if len(targets) > 1 else cost_table(found[0]))
+    console.print(side_by_side(list(zip(targets, found, strict=True))) if len(targets) > 1 else cost_table(found[0]))
+    for target, its in zip(targets, found, strict=True):
+        if len(targets) > 1 and (why := its["training_step"].get("time_reason")):
+            console.print(f"{target}: no time of a step, {why}", markup=False, soft_wrap=True)
     for subject, _ in asked:
         if isinstance(subject, Run):
             console.print(f"added to {subject.path / 'cost.json'}", markup=False, soft_wrap=True)
 
 
+def _read_images(own: dict[str, Any], data_root: Path | None) -> Images:
+    from steppe import data as sets
+    from steppe.studies import Images
+
+    config = parse(RunConfig, _given({"data": own["data"]}), where="the command line's flags")
+    return Images.of_dataset(sets.load(config.data, data_root))
+
+
 def _read_target(
-    target: str, own: dict[str, Any], data_root: Path | None, *, several: bool
+    target: str, own: dict[str, Any], load: Callable[[], Images], *, several: bool
 ) -> tuple[Run | RunConfig, Images | None]:
     """A run, or a model's configuration and its images; what is wrong is told before anything is measured."""
-    from steppe import data as sets
     from steppe import models
     from steppe.studies import Images
 
@@ -100,7 +112,7 @@ def _read_target(
         mend = "name a run folder, or say --data NAME: a model is measured on images of some size"
         raise ConfigError(f"{target!r} is no run folder, and a model needs --data", where="steppe cost", mend=mend)
     config = parse(RunConfig, _given({**own, "model": {"name": target}}), where="the command line's flags")
-    images = Images.of_dataset(sets.load(config.data, data_root))
+    images = load()
     if several:  # a mistake in the last name is not to be told after minutes
         size = {"image_size": images.size, "channels": images.channels, "classes": images.classes}
         models.build(config.model, **size, load=False)
@@ -151,21 +163,24 @@ def cost_table(found: dict[str, Any]) -> Table:
     return table
 
 
-def side_by_side(found: Mapping[str, dict[str, Any]]) -> Table:
+def side_by_side(found: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     """Lay out what several models cost, a line each.
 
     Args:
-        found: by name, each as of `cost.json`.
+        found: what was asked for, and what was found, as of `cost.json`.
     """
     from steppe.report.numbers import compact, duration, whole
 
-    caption = (
-        "FLOPs of an image; images/s answered, at the best batch size; step, epoch, MiB: of training, computing alone"
-    )
+    where = found[0][1]["inference"]["device_name"]
+    caption = f"{where}. FLOPs of an image; images/s answered, at the best batch size; step, epoch, MiB: of training"
     table = Table(box=None, padding=(0, 2, 0, 0), caption=caption, caption_justify="left")
     for heading in ("", "params", "FLOPs", "images/s", "step", "epoch", "MiB"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading), overflow="fold")
-    for name, its in found.items():
+    short = [_short(target) for target, _ in found]
+    if priced := any("price" in its for _, its in found):
+        table.add_column("a million answers", justify="right")
+    for target, its in found:
+        name = _short(target) if short.count(_short(target)) == 1 else target
         step = its["training_step"]
         shown = (
             compact(its["parameters"]),
@@ -175,7 +190,8 @@ def side_by_side(found: Mapping[str, dict[str, Any]]) -> Table:
             duration(step.get("epoch_s")),
             whole(step["memory_mib"]),
         )
-        table.add_row(Text(_short(name)), *shown)
+        price = [f"{its['price']['million_images']:.3g}"] if priced else []
+        table.add_row(Text(name), *shown, *price)
     return table
 
 

@@ -47,7 +47,13 @@ Weights = Annotated[str | None, typer.Option(help="its weights: a file, timm, ti
 Data = Annotated[str | None, typer.Option(help="a data set with the classes these weights know")]
 ImageSize = Annotated[int | None, typer.Option(min=4, max=1024, help="side of its images; default: the data's own")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="without a run: where results go")]
-BatchSize = Annotated[int, typer.Option(min=1, help="images at a time; halved where memory runs out")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="images at a time; halved where memory runs out  \\[default: 512; on a CPU as many as its cache holds]",
+    ),
+]
 
 
 def print_measures(table: Mapping[str, Measure]) -> None:
@@ -118,7 +124,7 @@ def measuring_command(
         out: Out = None,
         data_root: DataRootOption = None,
         device: DeviceOption = None,
-        batch_size: BatchSize = 512,
+        batch_size: BatchSize = None,
         keep: KeepOption = Keep.auto,
         cache: CacheOption = None,
         memory_limit: MemoryOption = None,

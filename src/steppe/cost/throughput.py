@@ -98,6 +98,7 @@ def measure_throughput(
         model.train(training)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    tell(len(batch_sizes), len(batch_sizes))
     found.left_out = [
         size for size in batch_sizes if size > max((place["batch_size"] for place in found.sweep), default=0)
     ]
@@ -113,14 +114,14 @@ def _time_size(model: nn.Module, images: torch.Tensor, seconds: float) -> tuple[
     """Give images a second, and joules an image or why there are none."""
     for _ in range(3 if images.device.type == "cuda" else 1):
         model(images)
-    _wait(images.device)
+    wait_for(images.device)
     with EnergyMeter(images.device) as meter:
         passes, began = 0, time.perf_counter()
         while passes < 3 or time.perf_counter() - began < seconds:
             for _ in range(max(1, passes)):  # twice as many each time: waiting for the device is not to be seen
                 model(images)
             passes += max(1, passes)
-            _wait(images.device)
+            wait_for(images.device)
         took = time.perf_counter() - began
     energy = meter.energy
     joules = None if energy.joules is None else energy.joules / (passes * len(images))
@@ -156,7 +157,8 @@ def _free_memory() -> float:
         return float("inf")
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done what it was given: this one, which need not be the first."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from steppe.config import RunConfig, derive_seed
 from steppe.data import Dataset
 from steppe.errors import RunError
 from steppe.measuring import ignore
+from steppe.minimizers import Minimizer
 from steppe.runs import Run
 from steppe.train import build_minimizer, describe_environment, pick_device
 from steppe.train.objectives import Inputs, supervised
@@ -110,6 +112,9 @@ def measure_step(
 def _fresh_model(config: RunConfig, images: Images, device: str | None) -> Iterator[torch.nn.Module]:
     """A configuration's model with random weights, where and as it would be trained."""
     place = pick_device(device)
+    if place.type == "cuda":  # what was there before is not this model's memory
+        gc.collect()
+        torch.cuda.empty_cache()
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         torch.manual_seed(derive_seed(config.seed, "cost"))
         model = models.build(
@@ -202,12 +207,24 @@ def _training_step(
     x = x.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else x
     batch = x, torch.arange(size, device=device) % images.classes
     out: dict[str, Any] = {"batch_size": size, "counted": "allocator" if device.type == "cuda" else "tensors"}
-    out |= {"memory_mib": None, "time_s": None}
     try:
         out |= _step_memory(model, config, batch)
-        return out | _step_time(model, config, batch, images, seconds, tell)
     except (torch.OutOfMemoryError, RuntimeError, ValueError) as error:
-        return {**out, "reason": str(error).strip().split("\n")[0]}
+        reason = _first_line(error)
+        return {**out, "memory_mib": None, "reason": reason, "time_s": None, "time_reason": reason}
+    if config.minimizer.name == "aesam":
+        return {**out, "time_s": None, "time_reason": "how many of AE-SAM's steps are sharp shows in training alone"}
+    if config.objective.name:
+        why = f"a step of {config.objective.name} training is timed in training alone"
+        return {**out, "time_s": None, "time_reason": why}
+    try:
+        return out | _step_time(model, config, batch, images, out["micro_batches"], seconds, tell)
+    except (torch.OutOfMemoryError, RuntimeError, ValueError) as error:
+        return {**out, "time_s": None, "time_reason": _first_line(error)}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 def _step_memory(model: torch.nn.Module, config: RunConfig, batch: Inputs) -> dict[str, Any]:
@@ -223,49 +240,58 @@ def _step_memory(model: torch.nn.Module, config: RunConfig, batch: Inputs) -> di
 
 
 def _step_time(
-    model: torch.nn.Module, config: RunConfig, batch: Inputs, images: Images, seconds: float, tell: Tell
+    model: torch.nn.Module, config: RunConfig, batch: Inputs, images: Images, parts: int, seconds: float, tell: Tell
 ) -> dict[str, Any]:
     """The mean time of a step made as `steppe train` makes it: recorded on CUDA, eager elsewhere.
 
     Whole cycles of the minimizer's steps are timed, sharp and plain ones as often as in training. The learning rate is
     zero, which no step is faster by, so that the weights stay what they are.
     """
-    if config.minimizer.name == "aesam":
-        return {"time_s": None, "time_reason": "how many of AE-SAM's steps are sharp shows in training alone"}
-    if config.objective.name:
-        return {"time_s": None, "time_reason": f"a step of {config.objective.name} training is timed in training alone"}
     share, device = 0.0, batch[0].device
-    minimizer = build_minimizer(config, model.train(), lambda: share)
-    for group in minimizer.param_groups:
-        group["lr"] = 0.0
     objective = supervised(config, lambda epoch, index: batch)
-    captured = can_capture(config, device)
     step: EagerStep | CompiledStep
-    if captured:
-        step = CompiledStep(model, minimizer, objective, config, batch)
-    else:
-        step = EagerStep(model, minimizer, objective, config, ignore)
-    cycle = round(1 / config.minimizer.sharp_share) if config.minimizer.sharp_share else 1
+    last, every = config.minimizer.sharp_last, config.minimizer.sharp_every or config.minimizer.k or 1
+    cycle = 20 if last else every
 
-    def spend(count: int) -> float:
+    def make_minimizer() -> Minimizer:
+        minimizer = build_minimizer(config, model.train(), lambda: share)
+        for group in minimizer.param_groups:
+            group["lr"] = 0.0
+        return minimizer
+
+    def spend(shares: Sequence[float]) -> float:
         nonlocal share
         began = time.perf_counter()
-        for number in range(count):
-            share = number / max(1, count - 1)
+        for share in shares:  # noqa: B007 - what the minimizer asks for
             step(*batch)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        cost.wait_for(device)
         return time.perf_counter() - began
 
+    def timed(count: int) -> float:
+        return spend([(number + 0.5) / count for number in range(count)])
+
     tell("training steps", 0, 3)
-    spend(max(2, cycle))
+    first = [0.0, 1.0] if last or device.type == "cpu" else [0.0] * max(2, every)  # of each kind one
+    captured = can_capture(config, device)
+    try:
+        if captured:
+            step = CompiledStep(model, make_minimizer(), objective, config, batch, parts=parts)
+        else:
+            step = EagerStep(model, make_minimizer(), objective, config, ignore)
+        spend(first)
+    except (torch.OutOfMemoryError, RuntimeError):
+        if not captured:
+            raise
+        captured = False  # as a training goes on that cannot be recorded
+        step = EagerStep(model, make_minimizer(), objective, config, ignore)
+        spend(first)
     tell("training steps", 1, 3)
-    before = minimizer.gradient_evaluations
-    steps, took = cycle, spend(cycle)
+    minimizer, before = step.minimizer, step.minimizer.gradient_evaluations
+    steps, took = cycle, timed(cycle)
     tell("training steps", 2, 3)
     if more := int((seconds - took) / took) * cycle:
         before = minimizer.gradient_evaluations
-        steps, took = more, spend(more)
+        steps, took = more, timed(more)
     tell("training steps", 3, 3)
     time_s = took / steps
     size, count = len(batch[0]), images.count

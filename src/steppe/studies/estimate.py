@@ -96,7 +96,6 @@ def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.devic
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
             loss = F.cross_entropy(model(images), labels)
         loss.backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        cost.wait_for(device)
         times.append(time.perf_counter() - start)
     return min(times), flops, batch

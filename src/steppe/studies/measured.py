@@ -42,7 +42,7 @@ def add_results(
     strict: bool = False,
     quick: bool = False,
     again: bool = False,
-    batch_size: int = 512,
+    batch_size: int | None = None,
     data_root: Path | None = None,
     other: Subject | None = None,
     refused: dict[str, SteppeError] | None = None,
@@ -58,7 +58,7 @@ def add_results(
         strict: a measure that means nothing for this model is an error, and not passed over.
         quick: take each measure's quick settings.
         again: measure even what is there.
-        batch_size: images at a time, to begin with; on a CPU fewer where its cache holds fewer.
+        batch_size: images at a time, to begin with; by default 512, and on a CPU as many as its cache holds.
         data_root: where published corruptions lie.
         other: a second run, for measures between two. A result knows it by its weights, wherever it lies.
         refused: takes what could not be measured, and why, while the others go on; without it the first one is raised.
@@ -94,7 +94,7 @@ def add_results(
             settings = Settings(
                 values,
                 device=subject.device,
-                batch_size=suit_batch(batch_size, subject.dataset.image_size, subject.device),
+                batch_size=batch_size or suit_batch(512, subject.dataset.image_size, subject.device),
                 loss=subject.loss,
                 root=data_root,
                 other=other.model if other else None,

@@ -29,7 +29,7 @@ SHORT: dict[str, str] = {
     "test_loss": "summary.test.loss",
     "train_loss": "summary.train.loss",
     "time_per_epoch_s": "summary.time_per_epoch_s",
-    "epoch_alone_s": "cost.training_step.epoch_s",
+    "compute_per_epoch_s": "cost.training_step.epoch_s",
     "time_s": "summary.time_s",
     "epochs": "summary.epochs",
     "steps": "summary.steps",

@@ -135,13 +135,14 @@ def has_measures(run: Run, measure: MeasureConfig) -> bool:
 
 
 def _add_basics(run: Run, dataset: Dataset, measure: MeasureConfig, device: str | None) -> None:
-    place = pick_device(device)
+    place, images = pick_device(device), Images.of_dataset(dataset)
+    timed = None
+    if measure.step_s and not _is_timed(run):
+        timed = measure_step(run.config, images, device=device, seconds=measure.step_s)
     model = load_model(run, dataset).to(place)
     shape = (dataset.channels, dataset.image_size, dataset.image_size)
     subject = Subject(run.path, model, dataset, trained_loss(run.config), place)
     add_results(subject, "geometry.json", {"noise": NOISE}, {"noise": measure.noise}, strict=True)
-    images = Images.of_dataset(dataset)
-    timed = measure_step(run.config, images, device=device, seconds=measure.step_s) if measure.step_s else None
     with run.lock():
         found: dict[str, object] = {
             "parameters": cost.count_parameters(model),
@@ -164,9 +165,16 @@ def _has_basics(run: Run, measure: MeasureConfig) -> bool:
     known = noise.get("settings") if isinstance(noise, dict) else None
     return (
         run.finished
-        and {"parameters", *(("training_step",) if measure.step_s else ())} <= run.read_or_empty("cost.json").keys()
+        and "parameters" in run.read_or_empty("cost.json")
+        and (not measure.step_s or _is_timed(run))
         and (run.path / ANSWERS).is_file()
         and isinstance(known, dict)
         and {**NOISE.defaults, **known} == {**NOISE.defaults, **measure.noise}
         and (not measure.test_variances or run.read_or_empty("shift.json").get("settings") == measure.shift)
     )
+
+
+def _is_timed(run: Run) -> bool:
+    """Whether a training step of the run was timed, or it is known why it cannot be."""
+    step = run.read_or_empty("cost.json").get("training_step")
+    return isinstance(step, dict) and (step.get("time_s") is not None or "time_reason" in step)

@@ -17,6 +17,7 @@ from torch import nn
 
 from steppe import models
 from steppe.config import DataConfig, ModelConfig, RunConfig, parse
+from steppe.cost import wait_for
 from steppe.data import Dataset
 from steppe.errors import ConfigError
 from steppe.studies.starts import starts_for
@@ -258,8 +259,7 @@ def _time_epoch(model: nn.Module, dataset: Dataset, device: torch.device) -> flo
     for _ in range(2):
         began = time.perf_counter()
         model(images).sum().backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        wait_for(device)
         taken = time.perf_counter() - began
     return taken * len(dataset.train) / batch
 

@@ -124,7 +124,7 @@ class CompiledStep:
         start, recorded = time.perf_counter(), len(self.step.graphs)
         loss = self.step(*inputs)
         if len(self.step.graphs) > recorded:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(inputs[0].device)
             self.compile_s += time.perf_counter() - start
         minimizer.gradient_evaluations = before + (minimizer.gradient_evaluations - before) * self.objective.views
         seen = len(inputs[0])

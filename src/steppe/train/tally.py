@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steppe.cost import wait_for
+
 NEVER = 2**62
 
 
@@ -67,8 +69,7 @@ class Clock:
 
     def stop(self) -> None:
         """Let it stand, once the device has done what it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        wait_for(self.device)
         assert self.began is not None
         self.total_s += time.perf_counter() - self.began
         self.began = None
@@ -82,6 +83,6 @@ class Clock:
         """The seconds so far; where a GPU is to be waited for, the host has not counted ahead of it."""
         if self.began is None:
             return self.total_s
-        if wait and self.device.type == "cuda":
-            torch.cuda.synchronize()
+        if wait:
+            wait_for(self.device)
         return self.total_s + time.perf_counter() - self.began
