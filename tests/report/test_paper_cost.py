@@ -49,3 +49,10 @@ def test_no_deviation_reaches_past_all_images(new_run):
     (part,) = draw(new_run, {("vit_tiny_p2", "base"): [1.0, 1.0, 0.6], ("vit_tiny_p2", "sam"): [0.9]}).axes
     ends = [x for lines in part.collections for path in lines.get_segments() for x, _ in path]
     assert max(ends) == pytest.approx(100.0)
+
+
+def test_a_hundredth_of_a_point_does_not_look_like_a_lead(new_run):
+    (part,) = draw(new_run, {("vit_tiny_p2", "base"): [0.9107], ("vit_tiny_p2", "sam"): [0.9113]}).axes
+    low, high = part.get_xlim()
+    assert high - low == pytest.approx(2.0)
+    assert low < 91.07 < 91.13 < high

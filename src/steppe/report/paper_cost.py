@@ -13,11 +13,13 @@ from matplotlib.ticker import MaxNLocator
 from steppe.report.numbers import whole
 from steppe.report.paper import _BLUE, _GREY, _ORANGE, _figure, plain
 from steppe.report.sets import judged_by
-from steppe.report.table import Row, varying_axes
+from steppe.report.table import Row, join_labels, varying_axes
 
 PANELS = 6
 _LINE, _AROUND = 0.21, 0.75
 """Inches that a row takes, and that a panel takes beside its rows."""
+LEAST_POINTS = 2.0
+"""What a panel is wide, at the least, in points of accuracy."""
 
 
 def draw_accuracy_and_cost(rows: Sequence[Row], title: str = "") -> Figure:
@@ -71,10 +73,14 @@ def _draw_rows(part: Axes, rows: Sequence[Row], judged: str, shown: Sequence[str
             capsize=2,
             linewidth=1,
         )
-    names = [" · ".join(filter(None, (row.labels.get(axis, "") for axis in shown))) for row in ranked]
+    names = [join_labels(row, shown) for row in ranked]
     part.set_yticks(range(len(ranked)), [plain(n or r.config.model.name) for n, r in zip(names, ranked, strict=True)])
     part.set_ylim(-0.6, len(ranked) - 0.4)
     part.margins(x=0.08)
+    low, high = part.get_xlim()
+    if high - low < LEAST_POINTS:  # a hundredth of a point is not to look like a lead
+        middle = (low + high) / 2
+        part.set_xlim(middle - LEAST_POINTS / 2, middle + LEAST_POINTS / 2)
     part.xaxis.set_major_locator(MaxNLocator(6))
     part.tick_params(labelsize=7, length=2)
     part.grid(axis="x", alpha=0.3)
