@@ -46,7 +46,8 @@ def test_a_study_in_several_folders_has_a_heading_and_a_picture_for_each(results
     headings = [line for line in page.read_text().splitlines() if line.startswith("## ResNet-18")]
     assert [line.partition("SAM")[2] for line in headings] == ["", " (scale paper)", " (resnet18-more)"]
     pictures = {path.stem for path in (page.parent / "images/results").iterdir()}
-    assert pictures == {"resnet18", "resnet18-again", "resnet18-more"}
+    assert {name.partition("_")[0] for name in pictures} == {"resnet18", "resnet18-again", "resnet18-more"}
+    assert {"resnet18_landscapes", "resnet18-again_landscapes", "resnet18-more_landscapes"} <= pictures
 
 
 def test_figures_of_other_data_say_so(tmp_path):
@@ -58,6 +59,44 @@ def test_figures_of_other_data_say_so(tmp_path):
     assert "Figures of imagenet stand beside ours of cifar10 without a difference." in page.read_text()
     assert "| on imagenet: ResNet, plain 78.5 %" in readme.read_text()
     assert "| on cifar10: ResNet, plain 93." in readme.read_text()
+
+
+def test_curvature_by_part_and_the_studys_figures_are_on_the_page(tmp_path, monkeypatch):
+    """Tables 4 and 6 and figures 1 to 3 of source 003; attention maps lie over images, which may not be here."""
+    monkeypatch.setenv("STEPPE_DATA", str(tmp_path))
+    folder, page = tmp_path / "results" / "sharp-minima", tmp_path / "results.md"
+    shutil.copytree(RESULTS / "sharp-minima", folder)
+    result, said = publish(str(tmp_path / "results"), "-o", str(page))
+    assert result.exit_code == 0
+    lines = page.read_text().splitlines()
+    heads = [at for at, line in enumerate(lines) if "| λmax: first block |" in line]
+    assert len(heads) == 1
+    names = [name.strip() for name in lines[heads[0]].split("|")[1:-1]]
+    rows = [dict(zip(names, map(str.strip, line.split("|")[1:-1]), strict=True)) for line in lines[heads[0] + 2 :][:8]]
+    (run,) = folder.glob("*vit_6l_8h_384-sam*")
+    found = json.loads((run / "geometry.json").read_text())
+    (shown,) = [row for row in rows if (row["Model"], row["Training"]) == ("ViT", "SAM")]
+    parts, activations = found["lambda_max"]["parts"], found["norms"]["activations"]
+    for name, value in {
+        "λmax: embedding": parts["embedding"]["lambda_max"]["value"],
+        "λmax: first block": parts["block1"]["lambda_max"]["value"],
+        "λmax: middle block": parts["block3"]["lambda_max"]["value"],
+        "λmax: last block": parts["block6"]["lambda_max"]["value"],
+        "‖w‖": found["norms"]["weights"]["whole"],
+        "‖a‖: middle block": activations["block3"]["norm"],
+    }.items():
+        assert float(shown[name]) == pytest.approx(value, rel=5e-3), name
+    assert any(line.startswith("| Model | Training |") and "| κ at first | missing rate |" in line for line in lines)
+    pictures = page.parent / "images/results"
+    for name in ("landscapes", "active_neurons"):
+        assert f"(images/results/sharp-minima_{name}.png)" in page.read_text()
+        assert (pictures / f"sharp-minima_{name}.png").read_bytes()[:4] == b"\x89PNG"
+    assert "attention maps are left out" in said
+    assert "sharp-minima_attention.png" not in page.read_text()
+    (pictures / "sharp-minima_attention.png").write_bytes(b"drawn where the images are")
+    publish(str(tmp_path / "results"), "-o", str(page))
+    assert "sharp-minima_attention.png" in page.read_text()
+    assert (pictures / "sharp-minima_attention.png").read_bytes() == b"drawn where the images are"
 
 
 def test_the_page_and_the_readme(results, tmp_path):

@@ -17,8 +17,6 @@ def draw_figures(
 ) -> tuple[list[Path], str]:
     """Draw the first finished run of every cell into `folder/figures`.
 
-    What the study asks for is drawn as it was measured with the study's settings, the rest as it was measured last.
-
     Returns:
         the files; and why attention maps were left out, such as data that are not on this machine, or nothing.
 
@@ -26,6 +24,24 @@ def draw_figures(
         RunError: there is no finished run.
     """
     from steppe.report.paper import save
+
+    figures, left_out = study_figures(study, planned, folder, data_root)
+    files: list[Path] = []
+    for name, figure in figures.items():
+        files += save(figure, folder / "figures" / name)
+    return files, left_out
+
+
+def study_figures(
+    study: StudyConfig, planned: Sequence[PlannedRun], folder: Path, data_root: str | None
+) -> tuple[dict[str, Any], str]:
+    """Figures of the first finished run of every cell, by name; and why attention maps were left out, or nothing.
+
+    What the study asks for is drawn as it was measured with the study's settings, the rest as it was measured last.
+
+    Raises:
+        RunError: there is no finished run.
+    """
     from steppe.report.paper_study import draw_study
     from steppe.studies.asked import own_settings
     from steppe.studies.measures import with_own
@@ -44,7 +60,7 @@ def draw_figures(
         }
         for name, run in runs.items()
     }
-    figures = draw_study(cells)
+    figures: dict[str, Any] = dict(draw_study(cells))
     looking = {name: cell["geometry"]["attention"] for name, cell in cells.items() if "attention" in cell["geometry"]}
     left_out = ""
     if looking:
@@ -55,10 +71,7 @@ def draw_figures(
     toys = {run.config.data.name: run for name, run in runs.items() if cells[name]["shift"]}
     for data_name, run in toys.items():
         figures["points" if len(toys) == 1 else f"points_{data_name}"] = _points(study, run)
-    files: list[Path] = []
-    for name, figure in figures.items():
-        files += save(figure, folder / "figures" / name)
-    return files, left_out
+    return figures, left_out
 
 
 def first_runs(planned: Sequence[PlannedRun], folder: Path) -> dict[str, Run]:

@@ -17,6 +17,16 @@ from steppe.runs import Run, read_json, write_atomically
 if TYPE_CHECKING:
     from steppe.report.publish import StudyResults
 
+SHOWN = {
+    "landscapes": "The loss around the weights that were found, along two random directions of their filters' lengths",
+    "spectra": "The eigenvalues of the Hessian",
+    "active_neurons": "How many neurons answer an image, block by block",
+    "attention": "Where the last layer looks",
+    "shift_error": "Errors on test points of other variances",
+    "shift_loss": "Losses on test points of other variances",
+}
+"""Figures of `steppe study figures` that the page shows below a study's accuracies, and what they show."""
+
 
 def publish(
     folder: Annotated[Path, typer.Argument(help="holds a folder for each study, and CSV files of benchmarks")] = Path(
@@ -61,6 +71,7 @@ def publish(
 
 def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
     """One study's results, compared anew; draws its picture. A title that is taken says its scale, or its folder."""
+    from steppe.cli.figures import study_figures
     from steppe.report.paper import save
     from steppe.report.paper_cost import draw_accuracy_and_cost
     from steppe.report.publish import StudyResults
@@ -81,8 +92,15 @@ def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
     title = study.title or study.name
     told_apart = (title, *([f"{title} (scale {scale})"] if scale else []), f"{title} ({path.name})")
     title = next(one for one in told_apart if one not in taken)
-    picture = out.parent / "images" / "results" / path.name
-    save(draw_accuracy_and_cost(rows, title), picture, formats=("png",))
+    place = out.parent / "images" / "results"
+    save(draw_accuracy_and_cost(rows, title), place / path.name, formats=("png",))
+    figures, left_out = study_figures(study, planned, path, None)
+    for figure in SHOWN.keys() & figures.keys():
+        save(figures[figure], place / f"{path.name}_{figure}", formats=("png",))
+    if left_out:
+        errors.print(f"{path.name}: {left_out}; a picture of them that is there stays", markup=False, soft_wrap=True)
+    pictures = {place / f"{path.name}.png": title}
+    pictures |= {place / f"{path.name}_{figure}.png": about for figure, about in SHOWN.items()}
     return StudyResults(
         study.name,
         title,
@@ -91,5 +109,5 @@ def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
         rows,
         records,
         read_json(path / "compare.json"),
-        [f"images/results/{path.name}.png"],
+        {file.relative_to(out.parent).as_posix(): about for file, about in pictures.items() if file.is_file()},
     )

@@ -125,10 +125,10 @@ def draw_lines(
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(title=title, xlabel=x_label, ylabel=y_label)
         if floor is not None:
-            axes.set(yscale="log")
-            axes.set_ylim(bottom=floor)
+            highest = max(max(lines[name][1], key=lambda value: value or 0.0) or 0.0 for name in panel.values())
+            axes.set(yscale="log", ylim=(floor, max(3 * highest, 10 * floor)))
     known = {line: handle for axes in grid.flat for handle, line in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if len(known) > 1:
+    if len(known) > 1 or "" in panels:  # a line that no title names
         handles = list(known.values())
         figure.legend(handles, list(known), loc="outside right center", frameon=False, fontsize=_SIZE - 2)
     return _tidy(figure, *grid.flat[: len(panels)])

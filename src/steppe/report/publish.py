@@ -28,9 +28,17 @@ _GEOMETRY = {
     "λmax": ("geometry", "lambda_max", "parts", "whole", "lambda_max", "value"),
     "loss under noise": ("geometry", "noise_loss", "mean"),
     "κ": ("geometry", "ntk", "kappa"),
+    "κ at first": ("geometry", "ntk_initial", "kappa"),
+    "missing rate": ("geometry", "missing_rate", "rate"),
     "corruptions": ("robustness", "corruptions", "mean"),
     "PGD": ("robustness", "attacks", "pgd"),
 }
+
+_LAYERS = {"embedding": "embedding", "attention": "attention, token mixing", "mlp": "MLPs"}
+"""Parts of a network across its blocks, and what they are called."""
+
+_BLOCKS = {"first block": 0, "middle block": 0.5, "last block": 1}
+"""Blocks that networks of any depth have, and how deep they lie."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,8 @@ class StudyResults:
     rows: list[Row]
     records: list[Record]
     comparison: Mapping[str, Any]
-    pictures: list[str]
-    """Paths of pictures to show, as the page links them."""
+    pictures: Mapping[str, str]
+    """Paths of pictures to show, as the page links them, and what each shows; the study's title is in its picture."""
 
 
 def render_page(
@@ -157,14 +165,16 @@ def _render_study(study: StudyResults) -> list[str]:
     made = f"{finished} runs at scale `{study.scale}` on {machines or 'a machine that is not known'}, torch {torches}"
     lines = [f"## {study.title}", "", f"*{study.question}*", "", f"{made}; commit {commits or 'not known'}.", ""]
     lines += _run_table(study)
+    lines += _part_table(study)
     if claims := study.comparison.get("claims"):
         lines += ["", *_claim_table(claims)]
     if cells := _compared(study):
         if there := data_of(cells):
             lines += ["", f"Figures of {there[0]} stand beside ours of {there[1]} without a difference."]
         lines += ["", *_cell_table(cells)]
-    for picture in study.pictures:
-        lines += ["", f"![{study.title}]({picture})"]
+    for picture, about in study.pictures.items():
+        lines += ["", *([] if about == study.title else [f"{about}, the first seed of each:", ""])]
+        lines.append(f"![{about}]({picture})")
     return lines
 
 
@@ -189,6 +199,44 @@ def _run_table(study: StudyResults) -> list[str]:
             )
         )
     return lines
+
+
+def _part_table(study: StudyResults) -> list[str]:
+    """λmax by part, ‖w‖, and ‖a‖ of three blocks, where a study has measured them of more than the whole."""
+    by_id = {record.id: record for record in study.records}
+    found = {at: [_by_part(by_id[run]) for run in row.run_ids if run in by_id] for at, row in enumerate(study.rows)}
+    columns = [f"λmax: {part}" for part in (*_LAYERS.values(), *_BLOCKS)]
+    if not any(values.get(column) is not None for each in found.values() for values in each for column in columns):
+        return []
+    columns += ["‖w‖", *(f"‖a‖: {block}" for block in _BLOCKS)]
+    columns = [c for c in columns if any(v.get(c) is not None for each in found.values() for v in each)]
+    axes = list(study.rows[0].labels)
+    lines = ["", *_header(*(name_axis(axis) for axis in axes), *columns)]
+    for at, row in enumerate(study.rows):
+        stats = [spread([values.get(column) for values in found[at]]) for column in columns]
+        if any(stat.mean is not None for stat in stats):
+            lines.append(_row(*(row.labels[axis] for axis in axes), *map(_stat, stats)))
+    return lines
+
+
+def _by_part(record: Record) -> dict[str, float | None]:
+    """What a run has of each column of the table of parts."""
+    parts = dig(record.geometry, "lambda_max", "parts")
+    norms = dig(record.geometry, "norms", "activations")
+    values = {"‖w‖": _dig(record, ("geometry", "norms", "weights", "whole"))}
+    for part, name in _LAYERS.items():
+        values[f"λmax: {name}"] = number(dig(parts, part, "lambda_max", "value"))
+    for name, depth in _BLOCKS.items():
+        values[f"λmax: {name}"] = number(dig(parts, _block(parts, depth), "lambda_max", "value"))
+        values[f"‖a‖: {name}"] = number(dig(norms, _block(norms, depth), "norm"))
+    return values
+
+
+def _block(parts: Any, depth: float) -> str:
+    """The name of the block that lies so deep: of twelve the sixth is the middle one."""
+    numbers = [part.removeprefix("block") for part in parts] if isinstance(parts, dict) else []
+    blocks = sorted(int(number) for number in numbers if number.isdecimal())
+    return f"block{blocks[int((len(blocks) - 1) * depth)]}" if blocks else ""
 
 
 def _claim_table(claims: Sequence[Mapping[str, Any]]) -> list[str]:
