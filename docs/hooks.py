@@ -7,7 +7,7 @@
 - `<!-- step NAME -->` becomes a method's measured steps, from results/minimizer_step_h200.csv.
 - What stands between `<!-- times NAME -->` and `<!-- end -->` becomes the range of a method's captured steps in base
   steps, `memory NAME MODEL` its peak memory, from the same file, and `relatives TRAINING` its accuracies at equal
-  seconds, from results/relatives. The pages hold the figures too, for readers of the repository: `python docs/hooks.py`
+  seconds, from results/relatives (`relatives-laptop TRAINING`: from there). The pages hold the figures too, for readers of the repository: `python docs/hooks.py`
   (as `make results` does) renews them, and a test compares them.
 - `<!-- settings NAME … -->` becomes the settings of measures, from their tables.
 """
@@ -36,7 +36,7 @@ OUTSIDE = {
 }
 """Place in the site -> place in the repository."""
 
-FIGURE = re.compile(r"<!-- (?P<what>(?:times|memory|relatives) [^>]+?) -->(?P<text>[^<]*)<!-- end -->")
+FIGURE = re.compile(r"<!-- (?P<what>(?:times|memory|relatives|relatives-laptop) [^>]+?) -->(?P<text>[^<]*)<!-- end -->")
 """A figure in a sentence or a table."""
 
 
@@ -209,10 +209,11 @@ def renew_figures() -> None:
 
 
 def figure(what: str) -> str:
-    """The figure that a mark asks for: `times NAME`, `memory NAME MODEL` or `relatives TRAINING`."""
-    if what.startswith("relatives "):
-        return relatives(what.removeprefix("relatives "))
-    kind, name, *model = what.split()
+    """The figure that a mark asks for: `times NAME`, `memory NAME MODEL`, `relatives[-laptop] TRAINING`."""
+    kind, _, rest = what.partition(" ")
+    if kind in RELATIVES:
+        return relatives(rest, kind)
+    name, *model = rest.split()
     rows = [row for row in captured() if row["method"] == name and model in ([], [row["model"]])]
     if not rows:
         raise ValueError(f"results/minimizer_step_h200.csv has nothing for {what!r}")
@@ -222,21 +223,26 @@ def figure(what: str) -> str:
     return f"{min(ratios):.2f} – {max(ratios):.2f}"
 
 
-def relatives(training: str) -> str:
+RELATIVES = {"relatives": "small", "relatives-laptop": "laptop"}
+"""Folder of results -> the scale of the study that lies there."""
+
+
+def relatives(training: str, folder: str = "relatives") -> str:
     """A method's test accuracy at equal seconds beside the plain optimizer's, of the seeds that both have."""
     from steppe.config import at_scale, plan
     from steppe.studies import find_study
 
     study, where = find_study("relatives")
     accuracies: dict[tuple[str, str], dict[int, float]] = {}
-    for run in plan(at_scale(study, "small"), where=str(where)):
-        file = ROOT / "results/relatives" / run.config.run_id / "summary.json"
+    planned = plan(at_scale(study, RELATIVES[folder]), where=str(where))
+    for run in planned:
+        file = ROOT / "results" / folder / run.config.run_id / "summary.json"
         if file.is_file():
             found = accuracies.setdefault((run.labels["model"], run.labels["training"]), {})
             summary = json.loads(file.read_text(encoding="utf-8"))
             if summary.get("status") == "finished":
                 found[run.config.seed] = summary["test"]["accuracy"]
-    if not any(run.labels["training"] == training for run in plan(at_scale(study, "small"), where=str(where))):
+    if not any(run.labels["training"] == training for run in planned):
         raise ValueError(f"relatives has no training {training!r}")
     texts = []
     for model in ("ResNet-18", "ViT"):
@@ -245,7 +251,8 @@ def relatives(training: str) -> str:
         if both:
             ours, theirs = (sum(values) / len(both) for values in zip(*both, strict=True))
             seeds = "one seed" if len(both) == 1 else f"{len(both)} seeds"
-            texts.append(f"{model} {ours:.2f} % (plain {theirs:.2f} %, {seeds})")
+            name = model if folder == "relatives" else model.partition("-")[0]  # there it is no ResNet-18
+            texts.append(f"{name} {ours:.2f} % (plain {theirs:.2f} %, {seeds})")
     return ", ".join(texts) or "not measured yet"
 
 
