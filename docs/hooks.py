@@ -7,8 +7,8 @@
 - `<!-- step NAME -->` becomes a method's measured steps, from results/minimizer_step_h200.csv.
 - What stands between `<!-- times NAME -->` and `<!-- end -->` becomes the range of a method's captured steps in base
   steps, `memory NAME MODEL` its peak memory, from the same file, and `relatives TRAINING` its accuracies at equal
-  seconds, from results/relatives (`relatives-laptop TRAINING`: from there). The pages hold the figures too, for readers of the repository: `python docs/hooks.py`
-  (as `make results` does) renews them, and a test compares them.
+  seconds, from results/relatives (`relatives-laptop TRAINING`: from there). The pages hold the figures too, for
+  readers of the repository: `python docs/hooks.py` (as `make results` does) renews them, and a test compares them.
 - `<!-- settings NAME … -->` becomes the settings of measures, from their tables.
 """
 

@@ -99,6 +99,35 @@ def test_curvature_by_part_and_the_studys_figures_are_on_the_page(tmp_path, monk
     assert (pictures / "sharp-minima_attention.png").read_bytes() == b"drawn where the images are"
 
 
+def test_what_is_damaged_costs_its_figures_not_the_page(results, tmp_path):
+    page, runs = tmp_path / "docs/results.md", sorted((results / "resnet18").glob("cifar*"))
+    (runs[0] / "metrics.jsonl").write_text('{"epoch": 1}\nbroken\n{"epoch": 2}\n')
+    result, said = publish(str(results), "-o", str(page))  # epochs are not on the page
+    assert result.exit_code == 0
+    assert "left out" not in said
+    assert "resnet18_landscapes.png" in page.read_text()
+    for run in runs:
+        measured = json.loads((run / "geometry.json").read_text())
+        (run / "geometry.json").write_text(json.dumps({**measured, "norms": {}}))
+    result, said = publish(str(results), "-o", str(page))
+    assert result.exit_code == 0
+    assert "resnet18: figures are left out, for something in a run's files is damaged" in said
+    assert "95.92" in page.read_text()
+    assert "landscapes" not in page.read_text()  # an older picture is not shown for a new one
+    for run in runs:
+        (run / "summary.json").write_text(json.dumps({"status": "failed", "reason": "for the test"}))
+    result, said = publish(str(results), "-o", str(page))
+    assert result.exit_code == 0
+    assert "0 runs at scale `paper`" in page.read_text()
+
+
+def test_the_page_says_which_network_a_label_stands_for(tmp_path):
+    shutil.copytree(RESULTS / "radius-laptop", tmp_path / "results" / "radius-laptop")
+    page = tmp_path / "results.md"
+    assert publish(str(tmp_path / "results"), "-o", str(page))[0].exit_code == 0
+    assert "Networks: ResNet-50 is `resnet_tiny`; ViT-B/32 is `vit_4l_4h_64_p8`;" in page.read_text()
+
+
 def test_the_page_and_the_readme(results, tmp_path):
     readme, page = tmp_path / "README.md", tmp_path / "docs/results.md"
     readme.write_text(f"before\n{BEGIN}\nOUTDATED\n{END}\nafter\n")

@@ -33,11 +33,12 @@ def draw_figures(
 
 
 def study_figures(
-    study: StudyConfig, planned: Sequence[PlannedRun], folder: Path, data_root: str | None
+    study: StudyConfig, planned: Sequence[PlannedRun], folder: Path, data_root: str | None, *, curves: bool = True
 ) -> tuple[dict[str, Any], str]:
     """Figures of the first finished run of every cell, by name; and why attention maps were left out, or nothing.
 
-    What the study asks for is drawn as it was measured with the study's settings, the rest as it was measured last.
+    What the study asks for is drawn as it was measured with the study's settings, the rest as it was measured last;
+    without `curves` nothing is drawn of the epochs.
 
     Raises:
         RunError: there is no finished run.
@@ -54,7 +55,7 @@ def study_figures(
     cells: dict[str, dict[str, Any]] = {
         name: {
             "geometry": with_own(run.read_or_empty("geometry.json"), "geometry", own),
-            "metrics": run.metrics(),
+            "metrics": run.metrics() if curves else [],
             "shift": run.read_or_empty("shift.json"),
             "labels": labels[name],
         }

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from steppe.cli.show import console, errors
-from steppe.config import at_scale, plan
-from steppe.errors import RunError
+from steppe.config import PlannedRun, StudyConfig, at_scale, plan
+from steppe.errors import RunError, SteppeError
 from steppe.runs import Run, read_json, write_atomically
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def publish(
 
 def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
     """One study's results, compared anew; draws its picture. A title that is taken says its scale, or its folder."""
-    from steppe.cli.figures import study_figures
     from steppe.report.paper import save
     from steppe.report.paper_cost import draw_accuracy_and_cost
     from steppe.report.publish import StudyResults
@@ -92,15 +91,18 @@ def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
     title = study.title or study.name
     told_apart = (title, *([f"{title} (scale {scale})"] if scale else []), f"{title} ({path.name})")
     title = next(one for one in told_apart if one not in taken)
-    place = out.parent / "images" / "results"
-    save(draw_accuracy_and_cost(rows, title), place / path.name, formats=("png",))
-    figures, left_out = study_figures(study, planned, path, None)
-    for figure in SHOWN.keys() & figures.keys():
-        save(figures[figure], place / f"{path.name}_{figure}", formats=("png",))
+    pictures = out.parent / "images" / "results"
+    save(draw_accuracy_and_cost(rows, title), pictures / path.name, formats=("png",))
+    shown = {f"images/results/{path.name}.png": ""}
+    figures, left_out = _figures(study, planned, path)
     if left_out:
-        errors.print(f"{path.name}: {left_out}; a picture of them that is there stays", markup=False, soft_wrap=True)
-    pictures = {place / f"{path.name}.png": title}
-    pictures |= {place / f"{path.name}_{figure}.png": about for figure, about in SHOWN.items()}
+        errors.print(f"{path.name}: {left_out}", markup=False, soft_wrap=True)
+    for name, about in SHOWN.items():
+        stem = pictures / f"{path.name}_{name}"
+        if name in figures:
+            save(figures[name], stem, formats=("png",))
+        if name in figures or (name == "attention" and left_out and stem.with_suffix(".png").is_file()):
+            shown[f"images/results/{stem.name}.png"] = about
     return StudyResults(
         study.name,
         title,
@@ -109,5 +111,17 @@ def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
         rows,
         records,
         read_json(path / "compare.json"),
-        {file.relative_to(out.parent).as_posix(): about for file, about in pictures.items() if file.is_file()},
+        shown,
     )
+
+
+def _figures(study: StudyConfig, planned: Sequence[PlannedRun], folder: Path) -> tuple[dict[str, Any], str]:
+    """The study's figures, as far as its files allow; and why some were left out."""
+    from steppe.cli.figures import first_runs, study_figures
+
+    try:
+        if not first_runs(planned, folder):
+            return {}, ""
+        return study_figures(study, planned, folder, None, curves=False)
+    except (SteppeError, KeyError, TypeError, ValueError, IndexError) as error:
+        return {}, f"figures are left out, for something in a run's files is damaged: {error!r}"

@@ -125,7 +125,8 @@ def draw_lines(
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(title=title, xlabel=x_label, ylabel=y_label)
         if floor is not None:
-            highest = max(max(lines[name][1], key=lambda value: value or 0.0) or 0.0 for name in panel.values())
+            drawn = np.concatenate([_numbers(lines[name][1]) for name in panel.values()])
+            highest = float(drawn[np.isfinite(drawn)].max(initial=0.0))
             axes.set(yscale="log", ylim=(floor, max(3 * highest, 10 * floor)))
     known = {line: handle for axes in grid.flat for handle, line in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(known) > 1 or "" in panels:  # a line that no title names

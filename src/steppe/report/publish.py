@@ -53,7 +53,7 @@ class StudyResults:
     records: list[Record]
     comparison: Mapping[str, Any]
     pictures: Mapping[str, str]
-    """Paths of pictures to show, as the page links them, and what each shows; the study's title is in its picture."""
+    """Paths of pictures to show, as the page links them, and what each shows, where that is not in the picture."""
 
 
 def render_page(
@@ -164,6 +164,8 @@ def _render_study(study: StudyResults) -> list[str]:
     commits = _facts(study.records, "commit")
     made = f"{finished} runs at scale `{study.scale}` on {machines or 'a machine that is not known'}, torch {torches}"
     lines = [f"## {study.title}", "", f"*{study.question}*", "", f"{made}; commit {commits or 'not known'}.", ""]
+    if networks := _networks(study):
+        lines += [f"Networks: {networks}.", ""]
     lines += _run_table(study)
     lines += _part_table(study)
     if claims := study.comparison.get("claims"):
@@ -173,9 +175,20 @@ def _render_study(study: StudyResults) -> list[str]:
             lines += ["", f"Figures of {there[0]} stand beside ours of {there[1]} without a difference."]
         lines += ["", *_cell_table(cells)]
     for picture, about in study.pictures.items():
-        lines += ["", *([] if about == study.title else [f"{about}, the first seed of each:", ""])]
-        lines.append(f"![{about}]({picture})")
+        lines += ["", *([f"{about}, the first seed of each:", ""] if about else [])]
+        lines.append(f"![{about or study.title}]({picture})")
     return lines
+
+
+def _networks(study: StudyResults) -> str:
+    """Which network a label stands for: a scale may put a small one where the source has a large one."""
+    by_id = {record.id: record for record in study.records}
+    names: dict[str, dict[str, None]] = {}
+    for row in study.rows:
+        for run in row.run_ids:
+            if (label := row.labels.get("model")) and run in by_id:
+                names.setdefault(label, {})[f"`{by_id[run].config.model.name}`"] = None
+    return "; ".join(f"{label} is {' or '.join(found)}" for label, found in names.items())
 
 
 def _run_table(study: StudyResults) -> list[str]:
@@ -202,18 +215,18 @@ def _run_table(study: StudyResults) -> list[str]:
 
 
 def _part_table(study: StudyResults) -> list[str]:
-    """λmax by part, ‖w‖, and ‖a‖ of three blocks, where a study has measured them of more than the whole."""
+    """λmax by part, ‖w‖, and ‖a‖ of three blocks, where a study has measured any of them."""
     by_id = {record.id: record for record in study.records}
-    found = {at: [_by_part(by_id[run]) for run in row.run_ids if run in by_id] for at, row in enumerate(study.rows)}
+    found = [[_by_part(by_id[run]) for run in row.run_ids if run in by_id] for row in study.rows]
     columns = [f"λmax: {part}" for part in (*_LAYERS.values(), *_BLOCKS)]
-    if not any(values.get(column) is not None for each in found.values() for values in each for column in columns):
-        return []
     columns += ["‖w‖", *(f"‖a‖: {block}" for block in _BLOCKS)]
-    columns = [c for c in columns if any(v.get(c) is not None for each in found.values() for v in each)]
+    columns = [column for column in columns if any(v.get(column) is not None for each in found for v in each)]
+    if not columns:
+        return []
     axes = list(study.rows[0].labels)
     lines = ["", *_header(*(name_axis(axis) for axis in axes), *columns)]
-    for at, row in enumerate(study.rows):
-        stats = [spread([values.get(column) for values in found[at]]) for column in columns]
+    for row, each in zip(study.rows, found, strict=True):
+        stats = [spread([values.get(column) for values in each]) for column in columns]
         if any(stat.mean is not None for stat in stats):
             lines.append(_row(*(row.labels[axis] for axis in axes), *map(_stat, stats)))
     return lines
@@ -234,8 +247,8 @@ def _by_part(record: Record) -> dict[str, float | None]:
 
 def _block(parts: Any, depth: float) -> str:
     """The name of the block that lies so deep: of twelve the sixth is the middle one."""
-    numbers = [part.removeprefix("block") for part in parts] if isinstance(parts, dict) else []
-    blocks = sorted(int(number) for number in numbers if number.isdecimal())
+    named = [re.fullmatch(r"block(\d+)", part) for part in parts] if isinstance(parts, dict) else []
+    blocks = sorted(int(match[1]) for match in named if match)
     return f"block{blocks[int((len(blocks) - 1) * depth)]}" if blocks else ""
 
 
