@@ -58,7 +58,7 @@ def test_figures_of_other_data_say_so(tmp_path):
     assert result.exit_code == 0
     assert "Figures of imagenet stand beside ours of cifar10 without a difference." in page.read_text()
     assert "| on imagenet: ResNet, plain 78.5 %" in readme.read_text()
-    assert "| on cifar10: ResNet, plain 93." in readme.read_text()
+    assert "| on cifar10, scale small: ResNet, plain 93." in readme.read_text()
 
 
 def test_curvature_by_part_and_the_studys_figures_are_on_the_page(tmp_path, monkeypatch):

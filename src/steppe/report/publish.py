@@ -103,7 +103,7 @@ def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
         theirs = "; ".join(f"{name} {_value(cell.get('value'), cell.get('unit'))}".strip() for name, cell in named)
         ours = "; ".join(f"{name} {_measured(cell)}".strip() for name, cell in named)
         if (there := data_of(cells)) and all(cell.get("published_on") for cell in cells):
-            theirs, ours = f"on {there[0]}: {theirs}", f"on {there[1]}: {ours}"
+            theirs, ours = f"on {there[0]}: {theirs}", f"on {there[1]}, scale {study.scale}: {ours}"
         if not cells and len(study.rows) <= 6:
             ours = "; ".join(f"{', '.join(row.labels.values())} {_accuracy(row.test_accuracy)}" for row in study.rows)
         link = f"[{study.title}]({page}{_anchor(study.title)})"
