@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -142,6 +143,7 @@ def test_the_page_and_the_readme(results, tmp_path):
         "Benchmark epoch h200",
     ):
         assert words in text
+    assert re.search(r"\| 40,\d{3} \|", text)  # κ, and no 4.07e+04
     assert (page.parent / "images/results/resnet18.png").read_bytes()[:4] == b"\x89PNG"
     table = readme.read_text()
     assert table.startswith("before\n")

@@ -316,7 +316,12 @@ def _accuracy(stat: Stat) -> str:
 def _stat(stat: Stat) -> str:
     if stat.mean is None:
         return MISSING
-    return f"{stat.mean:.3g}" + (f" ± {stat.std:.2g}" if stat.std is not None else "")
+    return _digits(stat.mean, 3) + (f" ± {_digits(stat.std, 2)}" if stat.std is not None else "")
+
+
+def _digits(value: float, count: int) -> str:
+    """A number with so many digits that count, and no power of ten where it can be read without one."""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.{count}g}"
 
 
 def _facts(records: Sequence[Record], *keys: str) -> str:
