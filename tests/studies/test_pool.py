@@ -8,10 +8,12 @@ import threading
 import time
 
 import pytest
+import torch
 from small_study import make_study
 
-from steppe.config import plan
+from steppe.config import ModelConfig, plan
 from steppe.errors import Interrupted
+from steppe.models import build
 from steppe.runs import Run
 from steppe.studies import estimate_runs, execute, find_study, list_studies, run_study
 from steppe.studies.pool import device_of_slot, threads_for
@@ -166,6 +168,23 @@ def test_estimates_count_gradients_and_take_time():
     assert (base.gradient_evaluations, sam.gradient_evaluations) == (5, 10)
     assert sam.flops == 2 * base.flops == 3 * 1527040 * 256 * 10
     assert 0 < base.time_s < sam.time_s
+
+
+def test_estimates_of_a_head_alone_count_its_body_once(tmp_path):
+    torch.save(
+        build(ModelConfig(name="resnet_tiny"), image_size=8, channels=1, classes=10).state_dict(), tmp_path / "w.pth"
+    )
+    model = {"name": "resnet_tiny", "mode": "frozen", "weights": str(tmp_path / "w.pth")}
+    how = {
+        "one epoch": {},
+        "four, SAM": {"budget": {"epochs": 4}, "minimizer": {"name": "sam"}},
+        "four, SAM, mirrors": {"budget": {"epochs": 4}, "minimizer": {"name": "sam"}, "augment": {"flip": True}},
+    }
+    planned = plan(make_study(axes={"how": {name: {"model": model, **change} for name, change in how.items()}}))
+    one, four, moved = estimate_runs(planned)
+    assert [found.gradient_evaluations for found in (one, four, moved)] == [5, 40, 40]
+    assert four.time_s == one.time_s
+    assert moved.time_s == pytest.approx(4 * one.time_s)
 
 
 def test_shipped_studies_are_found_and_planned():

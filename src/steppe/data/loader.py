@@ -102,16 +102,20 @@ class Loader:
         Returns:
             Normalised images, and labels (B,) of int64, or (B, classes) probabilities when images are mixed.
         """
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, _move(_shuffled(len(self.split), self.seed, epoch), self.device)
-        start = index * self.batch_size
-        picked = self._order[1][start + self.mine.start : start + self.mine.stop]
+        picked = self.picked(epoch, index)
         if view not in self._draws:
             self._draws[view] = self._draws_of(view)
         draws, mixing = self._draws[view].of(epoch, index)
         streamed = [] if self.resident else [self._streamed(epoch, index)]
         images, targets = self._make(picked, draws[self.mine], mixing, *streamed)
         return images, targets
+
+    def picked(self, epoch: int, index: int) -> torch.Tensor:
+        """Which images of the split a batch is made of."""
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, _move(_shuffled(len(self.split), self.seed, epoch), self.device)
+        start = index * self.batch_size
+        return self._order[1][start + self.mine.start : start + self.mine.stop]
 
     def _streamed(self, epoch: int, index: int) -> torch.Tensor:
         """Take the next batch of the stream; begin another stream when something else is asked for."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from steppe.data import Dataset, Split, in_order
 from steppe.measuring import ignore
@@ -35,7 +35,6 @@ class Accuracy(TypedDict):
     examples: int
 
 
-@torch.no_grad()
 def measure_accuracy(
     model: nn.Module,
     split: Split,
@@ -57,16 +56,31 @@ def measure_accuracy(
         workers: processes that read images which are not in memory.
         tell: takes the number of images done, after each batch.
     """
-    training, size = model.training, suit_batch(batch_size, dataset.image_size, device)
+    size = suit_batch(batch_size, dataset.image_size, device)
+    return measure_batches(model, in_order(split, dataset, batch_size=size, device=device, workers=workers), tell)
+
+
+@torch.no_grad()
+def measure_batches(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], tell: Callable[[int], None] = ignore
+) -> Accuracy:
+    """Measure a model in evaluation mode on batches from anywhere; it is left in the mode it was found in.
+
+    Args:
+        model: on the batches' device.
+        batches: what it sees, with the labels.
+        tell: takes the number of examples done, after each batch.
+    """
+    training = model.training
     model.eval()
     loss, correct, done = torch.zeros((), dtype=torch.float64), 0, 0
     try:
-        for images, labels in in_order(split, dataset, batch_size=size, device=device, workers=workers):
-            logits = model(images).float()
+        for inputs, labels in batches:
+            logits = model(inputs).float()
             loss += F.cross_entropy(logits, labels, reduction="sum").double().cpu()
             correct += int((logits.argmax(1) == labels).sum())
             done += len(labels)
             tell(done)
     finally:
         model.train(training)
-    return {"loss": loss.item() / len(split), "accuracy": correct / len(split), "examples": len(split)}
+    return {"loss": loss.item() / done, "accuracy": correct / done, "examples": done}

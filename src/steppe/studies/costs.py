@@ -20,6 +20,7 @@ from steppe.measuring import ignore
 from steppe.minimizers import Minimizer
 from steppe.runs import Run
 from steppe.train import build_minimizer, describe_environment, pick_device
+from steppe.train.features import find_body
 from steppe.train.objectives import Inputs, supervised
 from steppe.train.steps import CompiledStep, EagerStep, can_capture
 
@@ -208,7 +209,11 @@ def _training_step(
     batch = x, torch.arange(size, device=device) % images.classes
     out: dict[str, Any] = {"batch_size": size, "counted": "allocator" if device.type == "cuda" else "tensors"}
     try:
-        out |= _step_memory(model, config, batch)
+        body = find_body(model, config, lambda: x)
+        trained = _Trained(model, model, lambda: batch)
+        if body:
+            trained = _Trained(model, body.head, lambda: (body(x), batch[1]))
+        out |= _step_memory(trained, config, batch)
     except (torch.OutOfMemoryError, RuntimeError, ValueError) as error:
         reason = _first_line(error)
         return {**out, "memory_mib": None, "reason": reason, "time_s": None, "time_reason": reason}
@@ -218,7 +223,7 @@ def _training_step(
         why = f"a step of {config.objective.name} training is timed in training alone"
         return {**out, "time_s": None, "time_reason": why}
     try:
-        return out | _step_time(model, config, batch, images, out["micro_batches"], seconds, tell)
+        return out | _step_time(trained, config, images, out["micro_batches"], seconds, tell)
     except (torch.OutOfMemoryError, RuntimeError, ValueError) as error:
         return {**out, "time_s": None, "time_reason": _first_line(error)}
 
@@ -227,34 +232,45 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _step_memory(model: torch.nn.Module, config: RunConfig, batch: Inputs) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Trained:
+    """A model as steps of training meet it: what of it they go through, and what it is given."""
+
+    model: torch.nn.Module
+    network: torch.nn.Module
+    inputs: Callable[[], Inputs]
+
+
+def _step_memory(trained: _Trained, config: RunConfig, batch: Inputs) -> dict[str, Any]:
     """The memory of an eager step, the second one: the first makes the optimizer's state."""
+    model, inputs = trained.model, trained.inputs
     minimizer = build_minimizer(config, model.train())
-    step = EagerStep(model, minimizer, supervised(config, lambda epoch, index: batch), config, ignore)
-    step(*batch)
+    step = EagerStep(trained.network, minimizer, supervised(config, lambda epoch, index: batch), config, ignore)
+    step(*inputs())
     state = [value for one in minimizer.state.values() for value in one.values()]
     held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()), *state, *batch]
-    peak = cost.measure_peak_memory(lambda: step(*batch), batch[0].device, held)
+    peak = cost.measure_peak_memory(lambda: step(*inputs()), batch[0].device, held)
     model.zero_grad()
     return {"memory_mib": peak / 2**20, "micro_batches": step.parts}
 
 
 def _step_time(
-    model: torch.nn.Module, config: RunConfig, batch: Inputs, images: Images, parts: int, seconds: float, tell: Tell
+    trained: _Trained, config: RunConfig, images: Images, parts: int, seconds: float, tell: Tell
 ) -> dict[str, Any]:
     """The mean time of a step made as `steppe train` makes it: recorded on CUDA, eager elsewhere.
 
     Whole cycles of the minimizer's steps are timed, sharp and plain ones as often as in training. The learning rate is
     zero, which no step is faster by, so that the weights stay what they are.
     """
-    share, device = 0.0, batch[0].device
+    share, batch, network = 0.0, trained.inputs(), trained.network
+    device = batch[0].device
     objective = supervised(config, lambda epoch, index: batch)
     step: EagerStep | CompiledStep
     last, every = config.minimizer.sharp_last, config.minimizer.sharp_every or config.minimizer.k or 1
     cycle = 20 if last else every
 
     def make_minimizer() -> Minimizer:
-        minimizer = build_minimizer(config, model.train(), lambda: share)
+        minimizer = build_minimizer(config, trained.model.train(), lambda: share)
         for group in minimizer.param_groups:
             group["lr"] = 0.0
         return minimizer
@@ -263,7 +279,7 @@ def _step_time(
         nonlocal share
         began = time.perf_counter()
         for share in shares:  # noqa: B007 - what the minimizer asks for
-            step(*batch)
+            step(*trained.inputs())
         cost.wait_for(device)
         return time.perf_counter() - began
 
@@ -275,15 +291,15 @@ def _step_time(
     captured = can_capture(config, device)
     try:
         if captured:
-            step = CompiledStep(model, make_minimizer(), objective, config, batch, parts=parts)
+            step = CompiledStep(network, make_minimizer(), objective, config, batch, parts=parts)
         else:
-            step = EagerStep(model, make_minimizer(), objective, config, ignore)
+            step = EagerStep(network, make_minimizer(), objective, config, ignore)
         spend(first)
     except (torch.OutOfMemoryError, RuntimeError):
         if not captured:
             raise
         captured = False  # as a training goes on that cannot be recorded
-        step = EagerStep(model, make_minimizer(), objective, config, ignore)
+        step = EagerStep(network, make_minimizer(), objective, config, ignore)
         spend(first)
     tell("training steps", 1, 3)
     minimizer, before = step.minimizer, step.minimizer.gradient_evaluations

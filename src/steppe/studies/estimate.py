@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from steppe import cost, data, models
-from steppe.config import PlannedRun, RunConfig
+from steppe.config import AugmentConfig, PlannedRun, RunConfig
 from steppe.errors import SteppeError
 from steppe.train import pick_device
+from steppe.train.features import find_body
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def estimate_runs(
     A backward pass is taken as twice the forward pass, as usual. A run that cannot be made has its error instead.
     """
     place = pick_device(device)
-    timed: dict[tuple[str, str, int, str], tuple[float, int, int]] = {}
+    timed: dict[tuple[str, str, int, str], tuple[float, int, int, bool]] = {}
     datasets: dict[str, data.Dataset | SteppeError] = {}
 
     def load(config: RunConfig, name: str) -> data.Dataset:
@@ -52,9 +53,13 @@ def estimate_runs(
         key = (name, config.model.model_dump_json(), config.batch_size, config.precision)
         if key not in timed:
             timed[key] = _time_gradient(config, dataset, place)
-        per_gradient_s, flops_per_image, batch = timed[key]
-        evaluations = _evaluations(config, len(dataset.train) // batch, per_gradient_s)
-        return Estimate(evaluations, 3.0 * flops_per_image * batch * evaluations, per_gradient_s * evaluations)
+        per_gradient_s, flops_per_image, batch, head_alone = timed[key]
+        an_epoch = len(dataset.train) // batch
+        passes = evaluations = _evaluations(config, an_epoch, per_gradient_s)
+        if head_alone and config.budget.seconds is None:  # its features are computed once a step, or once for all
+            passes = evaluations / config.expected_gradients
+            passes = min(passes, an_epoch) if config.augment == AugmentConfig() else passes
+        return Estimate(evaluations, 3.0 * flops_per_image * batch * evaluations, per_gradient_s * passes)
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -79,7 +84,7 @@ def _evaluations(config: RunConfig, steps_per_epoch: int, per_gradient_s: float)
     return config.budget.epochs * steps_per_epoch * config.expected_gradients
 
 
-def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.device) -> tuple[float, int, int]:
+def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.device) -> tuple[float, int, int, bool]:
     batch = min(config.batch_size, len(dataset.train))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -98,4 +103,4 @@ def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.devic
         loss.backward()
         cost.wait_for(device)
         times.append(time.perf_counter() - start)
-    return min(times), flops, batch
+    return min(times), flops, batch, find_body(model, config, lambda: images) is not None

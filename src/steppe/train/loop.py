@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from steppe.config import RunConfig, derive_seed
 from steppe.cost import training_speed
 from steppe.data import Dataset, Keeping, Loader, Split, take_about
 from steppe.errors import Interrupted, RunError, TrainingError
-from steppe.evaluate import measure_accuracy
+from steppe.evaluate import measure_accuracy, measure_batches
 from steppe.measuring import ignore
 from steppe.minimizers import Minimizer, reestimate_batchnorm
 from steppe.minimizers.vectors import local
@@ -32,6 +33,7 @@ from steppe.train.budget import check_budget, next_cost, spent_share, total_epoc
 from steppe.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from steppe.train.contrastive import measure_contrast, plan_stages, put_classifier, put_projection
 from steppe.train.distributed import Ranks
+from steppe.train.features import Features, find_body
 from steppe.train.objectives import make_objective
 from steppe.train.resumption import put_state, state_of
 from steppe.train.schedules import lr_factor
@@ -118,6 +120,10 @@ class Training:
     def _prepare_step(self) -> None:
         network, config = self.network.train(), self.stage.config
         self.step: EagerStep | CompiledStep
+        body = find_body(self.model, config, lambda: self.loader.batch(0, 0)[0]) if self.ranks.count == 1 else None
+        self.features = Features(body, self.loader, self.dataset, self.began // len(self.loader)) if body else None
+        if self.features:
+            network, self.objective = self.features.head, replace(self.objective, batch=self.features.batch)
         if self.captured:
             inputs = self.objective.batch(0, 0)
             parts = self.parts * (config.accumulate or 1)
@@ -240,6 +246,8 @@ class Training:
             size = min(1024, 8 * self.config.batch_size)
             where: dict[str, Any] = {"device": self.device, "batch_size": size, "workers": self.keeping.workers}
             where["tell"] = tell
+            if self.features:
+                return measure_batches(self.features.head, self.features.of(split, size), tell)
             return self.ranks.measure(split, lambda part: measure_accuracy(self.model, part, self.dataset, **where))
 
     def _measure_contrast(self) -> Any:
@@ -323,7 +331,8 @@ class Training:
         inputs = self.objective.batch(*divmod(self.steps, len(self.loader)))
         self.model.eval()
         with self.minimizer.unperturbed():
-            finite = bool(torch.isfinite(self.objective.losses(self.model, *inputs)[0]).all())
+            network = self.features.head if self.features else self.model
+            finite = bool(torch.isfinite(self.objective.losses(network, *inputs)[0]).all())
         self.model.train()
         if not finite:
             self._raise_diverged(self.steps)
