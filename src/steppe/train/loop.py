@@ -21,7 +21,7 @@ from torch import nn
 from steppe.config import RunConfig, derive_seed
 from steppe.cost import training_speed
 from steppe.data import Dataset, Keeping, Loader, Split, take_about
-from steppe.errors import Interrupted, RunError, TrainingError
+from steppe.errors import RunError
 from steppe.evaluate import measure_accuracy, measure_batches
 from steppe.measuring import ignore
 from steppe.minimizers import Minimizer, reestimate_batchnorm
@@ -33,6 +33,7 @@ from steppe.train.budget import check_budget, next_cost, spent_share, total_epoc
 from steppe.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from steppe.train.contrastive import measure_contrast, plan_stages, put_classifier, put_projection
 from steppe.train.distributed import Ranks
+from steppe.train.ends import diverged, interrupted
 from steppe.train.features import Features, find_body
 from steppe.train.objectives import make_objective
 from steppe.train.resumption import put_state, state_of
@@ -343,24 +344,10 @@ class Training:
             self._raise_diverged(bad)
 
     def _raise_diverged(self, step: int) -> None:
-        where = f"{self.run.path}, step {step} (epoch {step // len(self.loader) + 1})"
-        kept = "there is no checkpoint before it"
-        if self.run.checkpoint.exists():
-            epoch = load_checkpoint(self.run.checkpoint)["steps"] / len(self.loader)
-            kept = f"the last good checkpoint, after epoch {epoch:g}, is kept"
-        config = self.stage.config
-        key = "objective.head_lr" if self.stage.name == "head" else "optimizer.lr"
-        sharp = ", a smaller minimizer.rho" if config.minimizer.rho else ""
-        mend = f"try a smaller {key} than {config.optimizer.lr:g}{sharp}, schedule.warmup, or clip_norm"
-        raise TrainingError(f"the loss is no longer a finite number; {kept}", where=where, mend=mend)
+        raise diverged(self.run, step, len(self.loader), self.stage)
 
     def _raise_interrupted(self) -> None:
-        epoch = self.steps / len(self.loader)
-        raise Interrupted(
-            f"stopped after step {self.steps} (epoch {epoch:.2f} of {self._total_epochs():g}); nothing is lost",
-            where=str(self.run.path),
-            mend="run the same command again to go on from here",
-        )
+        raise interrupted(self.run, self.steps, self.steps / len(self.loader), self._total_epochs())
 
     def _measure_splits(self) -> dict[str, Any]:
         """The final evaluation. Ctrl-C is met after a batch; among several processes, after a split.
