@@ -56,3 +56,12 @@ def test_a_hundredth_of_a_point_does_not_look_like_a_lead(new_run):
     low, high = part.get_xlim()
     assert high - low == pytest.approx(2.0)
     assert low < 91.07 < 91.13 < high
+
+
+@pytest.mark.parametrize(("far", "shared"), [(0.0, True), (0.4, False)])
+def test_panels_that_lie_near_each_other_have_one_axis(new_run, far, shared):
+    cells = {("vit_tiny_p2", "base"): [0.30], ("vit_tiny_p2", "sam"): [0.34]}
+    cells |= {("resnet_tiny", "base"): [0.32 + far], ("resnet_tiny", "sam"): [0.36 + far]}
+    vit, resnet = draw(new_run, cells).axes
+    assert (vit.get_xlim() == resnet.get_xlim()) == shared
+    assert vit.get_xlim()[0] < 30 < 34 < vit.get_xlim()[1]

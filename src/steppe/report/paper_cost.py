@@ -45,6 +45,7 @@ def draw_accuracy_and_cost(rows: Sequence[Row], title: str = "") -> Figure:
         part = figure.add_subplot(grid[number // columns, number % columns])
         _draw_rows(part, group, judged, shown)
         part.set_title(plain(f"{axes[0]} {panel}" if panel[:1].isdigit() else panel), fontsize=9, loc="left")
+    _align(figure.axes)
     figure.supxlabel("test accuracy, %" if judged == "test_accuracy" else "validation accuracy, %", fontsize=8)
     handles = [part.plot([], [], "o", color=color, markersize=5)[0] for color in (_BLUE, _ORANGE)]
     if len({_is_sharp(row) for row in rows}) > 1:
@@ -93,6 +94,15 @@ def _draw_rows(part: Axes, rows: Sequence[Row], judged: str, shown: Sequence[str
     for side in ("top", "right"):
         part.spines[side].set_visible(False)
         right.spines[side].set_visible(False)
+
+
+def _align(parts: Sequence[Axes]) -> None:
+    """Give panels one axis where each stays readable: a point is then as wide in one as in the next."""
+    ends = [part.get_xlim() for part in parts]
+    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+    if high - low <= 2 * min(end[1] - end[0] for end in ends):
+        for part in parts:
+            part.set_xlim(low, high)
 
 
 def _is_sharp(row: Row) -> bool:
