@@ -58,12 +58,26 @@ def test_every_point_of_the_space_is_a_run():
     seen = set()
     for _ in range(60):
         config = to_config(suggest(study.ask(), space), space, data=DIGITS, seed=3, budget={"seconds": 1.23456})
-        seen.add((config.minimizer.name, config.minimizer.ascent_fraction))
+        seen.add((config.minimizer.name, config.minimizer.sharp_last, config.minimizer.ascent_fraction))
         assert (config.model.weights is None) == (config.model.mode is None)
         assert config.budget.seconds == 1.23
         assert config.seed == 3
-    assert seen == {(name, share) for name, share, _ in METHODS.values()}
+    assert seen == {("base", None, None), ("sam", 0.25, None), ("sam", None, None), ("asam", None, None)}
     assert Space.from_json(json.loads(json.dumps(space.to_json()))) == space
+
+
+def test_a_search_from_before_methods_were_kept_goes_on_with_those_it_had(tmp_path):
+    kept = Space(("resnet_tiny", "vit_tiny_p2")).to_json()
+    del kept["methods"]
+    space = Space.from_json(json.loads(json.dumps(kept)))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    former = {"base", "sam_quarter", "sam", "asam_quarter"}
+    assert {suggest(study.ask(), space)["method"] for _ in range(40)} == former <= set(METHODS)
+    assert {point["method"] for point in recommended(space)} == {"base"}
+    config = to_config(
+        {**recommended(space)[0], "method": "asam_quarter", "rho_asam": 0.5}, space, data=DIGITS, seed=0, budget={}
+    )
+    assert (config.minimizer.name, config.minimizer.ascent_fraction, config.minimizer.rho) == ("asam", 0.25, 0.5)
 
 
 def test_recommended_points_are_in_the_space_and_each_family_has_one():
