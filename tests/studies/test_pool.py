@@ -179,12 +179,15 @@ def test_estimates_of_a_head_alone_count_its_body_once(tmp_path):
         "one epoch": {},
         "four, SAM": {"budget": {"epochs": 4}, "minimizer": {"name": "sam"}},
         "four, SAM, mirrors": {"budget": {"epochs": 4}, "minimizer": {"name": "sam"}, "augment": {"flip": True}},
+        "dropout": {"model": {**model, "dropout": 0.2}, "budget": {"epochs": 40}, "minimizer": {"name": "sam"}},
+        "attacked": {"objective": {"name": "adversarial"}, "budget": {"epochs": 40}},
     }
     planned = plan(make_study(axes={"how": {name: {"model": model, **change} for name, change in how.items()}}))
-    one, four, moved = estimate_runs(planned)
+    one, four, moved, dropped, attacked = estimate_runs(planned)
     assert [found.gradient_evaluations for found in (one, four, moved)] == [5, 40, 40]
     assert four.time_s == one.time_s
     assert moved.time_s == pytest.approx(4 * one.time_s)
+    assert min(dropped.time_s, attacked.time_s) > 10 * one.time_s, "eighty epochs' passes, not one's"
 
 
 def test_shipped_studies_are_found_and_planned():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,6 +15,8 @@ import steppe.train.features as features
 import steppe.train.loop as loop
 from steppe.config import AugmentConfig, RunConfig
 from steppe.data import Loader
+from steppe.errors import Interrupted
+from steppe.runs import Observer, Run
 from steppe.train import build_model, train
 from steppe.train.checkpoint import save_weights
 
@@ -44,13 +49,19 @@ def frozen(began):
 def passes(monkeypatch):
     """Images that bodies were asked for."""
     counts = []
-    ask = features.Body.with_answers
+    ask, look = features.Body.__call__, loop.find_body
 
     def count(self, images):
         counts.append(len(images))
         return ask(self, images)
 
-    monkeypatch.setattr(features.Body, "with_answers", count)
+    def look_uncounted(*arguments):
+        found = look(*arguments)
+        counts.clear()
+        return found
+
+    monkeypatch.setattr(features.Body, "__call__", count)
+    monkeypatch.setattr(loop, "find_body", look_uncounted)
     return counts
 
 
@@ -77,42 +88,104 @@ def test_the_head_learns_what_it_learns_from_images(digits, frozen, tmp_path, mo
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_p2", "swin_tiny_p2", "mixer_tiny_p2", "wrn_10_1", "timm:test_resnet"])
-def test_every_kind_of_network_is_taken_apart(digits, frozen, tmp_path, passes, name):
-    train(frozen(name, budget={"epochs": 1}), digits, tmp_path / "run")
-    assert passes
-
-
-def test_an_image_is_asked_for_once_in_a_run(digits, frozen, tmp_path, passes):
-    train(frozen(budget={"epochs": 4}), digits, tmp_path / "run")
-    looked_at = sum(passes[:2])
-    assert sum(passes) - looked_at == sum(len(split) for split in (digits.train, digits.val, digits.test))
+def test_an_image_is_asked_for_once_in_a_run(digits, frozen, tmp_path, passes, name):
+    train(frozen(name, budget={"epochs": 2}), digits, tmp_path / "run")
+    assert sum(passes) == sum(len(split) for split in (digits.train, digits.val, digits.test))
 
 
 def test_augmented_images_are_asked_for_once_a_step(digits, frozen, tmp_path, passes):
     run = train(frozen(augment={"flip": True}), digits, tmp_path / "run")
-    steps = run.summary["steps"]
-    assert passes.count(256) == steps + passes[2 + steps :].count(256)
-    assert run.summary["gradient_evaluations"] == 2 * steps
+    assert passes.count(256) == run.summary["steps"] == 15
+    assert run.summary["gradient_evaluations"] == 30
+
+
+class StopAt(Observer):
+    """Ctrl-C after a step."""
+
+    def __init__(self, step: int, per_epoch: int) -> None:
+        self.at = step / per_epoch
+
+    def step(self, epochs: float) -> None:
+        if epochs == pytest.approx(self.at):
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("augment", [{}, {"flip": True}])
-@pytest.mark.parametrize("kill_at", [2, 5, 8])
-def test_killed_anywhere_and_resumed_gives_the_same_run(digits, frozen, tmp_path, augment, kill_at):
+@pytest.mark.parametrize("stop_at", [2, 6, 8, 13])
+def test_stopped_anywhere_and_resumed_gives_the_same_run(digits, frozen, tmp_path, monkeypatch, augment, stop_at):
+    """Also where what is computed for an image depends on those that are computed with it."""
+    ask = features.Body.__call__
+    monkeypatch.setattr(features.Body, "__call__", lambda self, images: ask(self, images) + images.std(0).mean())
     config = frozen("vit_tiny_p2", augment=augment, batch_size=200)
     per_epoch = len(digits.train) // 200
     whole = train(config, digits, tmp_path / "whole")
-    with pytest.raises(KilledError):
-        train(config, digits, tmp_path / "killed", observer=KillAt(kill_at, per_epoch))
-    resumed = train(config, digits, tmp_path / "killed")
+    with pytest.raises(Interrupted):
+        train(config, digits, tmp_path / "stopped", observer=StopAt(stop_at, per_epoch))
+    resumed = train(config, digits, tmp_path / "stopped")
     assert weights(resumed) == weights(whole)
     assert story(resumed) == story(whole)
     assert resumed.summary["test"] == whole.summary["test"]
+    assert resumed.summary["train"] == whole.summary["train"]
+
+
+@pytest.mark.parametrize("kill_at", [5, 8])
+def test_killed_anywhere_and_resumed_gives_the_same_run(digits, frozen, tmp_path, kill_at):
+    config = frozen(batch_size=200)
+    whole = train(config, digits, tmp_path / "whole")
+    with pytest.raises(KilledError):
+        train(config, digits, tmp_path / "killed", observer=KillAt(kill_at, len(digits.train) // 200))
+    assert weights(train(config, digits, tmp_path / "killed")) == weights(whole)
+
+
+def test_a_stop_in_bfloat16_is_clean(digits, frozen, tmp_path):
+    config = frozen(precision="bfloat16")
+    whole = train(config, digits, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(config, digits, tmp_path / "stopped", observer=StopAt(7, 5))
+    assert weights(train(config, digits, tmp_path / "stopped")) == weights(whole)
+
+
+def test_what_is_computed_again_is_not_paid_for_again(digits, frozen, tmp_path, monkeypatch):
+    config = frozen(batch_size=200, ema=0.9)
+    with pytest.raises(Interrupted):
+        train(config, digits, tmp_path / "run", observer=StopAt(8, 6))
+    before = Run(tmp_path / "run").metrics()[0]["time_s"]
+    ask = features.Body.__call__
+
+    def slowly(self, images):
+        time.sleep(0.2)
+        return ask(self, images)
+
+    monkeypatch.setattr(features.Body, "__call__", slowly)
+    run = train(config, digits, tmp_path / "run")
+    assert run.summary["time_s"] < before + 1.2, "six batches would take that long"
+
+
+def test_ctrl_c_is_met_while_features_are_computed_again(digits, frozen, tmp_path, monkeypatch):
+    config = frozen(batch_size=200)
+    whole = train(config, digits, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(config, digits, tmp_path / "run", observer=StopAt(8, 6))
+    asked, ask = [], features.Features._learn
+
+    def interrupted(self, index):
+        asked.append(index)
+        if len(asked) == 2:
+            signal.raise_signal(signal.SIGINT)
+        ask(self, index)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(features.Features, "_learn", interrupted)
+        with pytest.raises(Interrupted, match="step 8"):
+            train(config, digits, tmp_path / "run")
+    assert asked == [0, 1]
+    assert weights(train(config, digits, tmp_path / "run")) == weights(whole)
 
 
 def test_many_features_are_not_kept(digits, frozen, tmp_path, monkeypatch, passes):
     monkeypatch.setattr(features, "MOST_BYTES", 10_000)
     run = train(frozen(budget={"epochs": 2}), digits, tmp_path / "run")
-    assert passes.count(256) >= run.summary["steps"] > 5
+    assert passes.count(256) == run.summary["steps"] == 10
 
 
 @pytest.mark.parametrize(
@@ -135,22 +208,46 @@ def test_a_network_that_learns_is_not_taken_apart(digits):
 
 
 class Odd(nn.Module):
-    """Its head is not the last word."""
+    """A head that is not the last word, or says two of them, or is something else than one linear layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.kind, self.body = kind, nn.Linear(4, 8)
+        self.head: nn.Module = nn.Linear(8, 3)
+        if kind == "convolution":
+            self.head = nn.Conv2d(8, 3, 1)
+        if kind == "norm":
+            self.head = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 3))
+        if kind == "list":
+            self.head = nn.ModuleList([nn.Linear(8, 3)])
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)  # as fresh heads are: all of them say the same
         self.body.requires_grad_(False)
 
     def get_classifier(self) -> nn.Module:
         return self.head
 
     def forward(self, x):
-        return 2 * self.head(self.body(x.flatten(1)))
+        x = self.body(x.flatten(1))
+        if self.kind == "convolution":
+            return self.head(x[..., None, None]).flatten(1)
+        if self.kind == "list":
+            return self.head[0](x)
+        if self.kind == "twice":
+            x = self.head(x) @ torch.ones(3, 8)
+        return self.head(x) * (2 if self.kind == "doubled" else 1)
 
 
-def test_a_head_that_is_not_the_last_word_is_found_out():
-    assert features.find_body(Odd(), make_config(), lambda: torch.randn(8, 1, 2, 2)) is None
+@pytest.mark.parametrize("kind", ["doubled", "twice", "convolution", "norm", "list"])
+def test_other_heads_are_left_alone(kind):
+    model = Odd(kind)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert features.find_body(model, make_config(), lambda: torch.randn(8, 1, 2, 2)) is None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_one_linear_layer_at_the_end_is_a_head():
+    assert features.find_body(Odd("usual"), make_config(), lambda: torch.randn(8, 1, 2, 2)) is not None
 
 
 def test_the_second_stage_of_contrastive_learning_keeps_features(digits, tmp_path, monkeypatch, passes):
@@ -159,7 +256,7 @@ def test_the_second_stage_of_contrastive_learning_keeps_features(digits, tmp_pat
         model={"name": "resnet_tiny"}, objective=objective, budget={"epochs": 6}, augment={}, minimizer={"name": "base"}
     )
     run = train(config, digits, tmp_path / "run")
-    assert sum(passes[2:]) == sum(len(split) for split in (digits.train, digits.val, digits.test))
+    assert sum(passes) == sum(len(split) for split in (digits.train, digits.val, digits.test))
     plainly(monkeypatch)
     plain = train(config, digits, tmp_path / "plain")
     assert run.summary["test"]["loss"] == pytest.approx(plain.summary["test"]["loss"], rel=1e-3)

@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from steppe import cost, data, models
-from steppe.config import AugmentConfig, PlannedRun, RunConfig
+from steppe.config import PlannedRun, RunConfig
 from steppe.errors import SteppeError
 from steppe.train import pick_device
-from steppe.train.features import find_body
+from steppe.train.features import Body, find_body
+
+_Timed = tuple[float, int, int, Body | None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def estimate_runs(
     A backward pass is taken as twice the forward pass, as usual. A run that cannot be made has its error instead.
     """
     place = pick_device(device)
-    timed: dict[tuple[str, str, int, str], tuple[float, int, int, bool]] = {}
+    timed: dict[tuple[str, str, int, str, str | None], _Timed] = {}
     datasets: dict[str, data.Dataset | SteppeError] = {}
 
     def load(config: RunConfig, name: str) -> data.Dataset:
@@ -50,15 +52,17 @@ def estimate_runs(
     def estimate(config: RunConfig) -> Estimate:
         name = config.data.model_dump_json()
         dataset = load(config, name)
-        key = (name, config.model.model_dump_json(), config.batch_size, config.precision)
+        key = (name, config.model.model_dump_json(), config.batch_size, config.precision, config.objective.name)
         if key not in timed:
             timed[key] = _time_gradient(config, dataset, place)
-        per_gradient_s, flops_per_image, batch, head_alone = timed[key]
+        per_gradient_s, flops_per_image, batch, body = timed[key]
         an_epoch = len(dataset.train) // batch
         passes = evaluations = _evaluations(config, an_epoch, per_gradient_s)
-        if head_alone and config.budget.seconds is None:  # its features are computed once a step, or once for all
+        if (
+            body and config.budget.seconds is None
+        ):  # of a head alone, features are computed once a step, or once for all
             passes = evaluations / config.expected_gradients
-            passes = min(passes, an_epoch) if config.augment == AugmentConfig() else passes
+            passes = min(passes, an_epoch) if body.keeps(len(dataset.train), config.augment) else passes
         return Estimate(evaluations, 3.0 * flops_per_image * batch * evaluations, per_gradient_s * passes)
 
     before = torch.get_num_threads()
@@ -84,7 +88,7 @@ def _evaluations(config: RunConfig, steps_per_epoch: int, per_gradient_s: float)
     return config.budget.epochs * steps_per_epoch * config.expected_gradients
 
 
-def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.device) -> tuple[float, int, int, bool]:
+def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.device) -> _Timed:
     batch = min(config.batch_size, len(dataset.train))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -103,4 +107,4 @@ def _time_gradient(config: RunConfig, dataset: data.Dataset, device: torch.devic
         loss.backward()
         cost.wait_for(device)
         times.append(time.perf_counter() - start)
-    return min(times), flops, batch, find_body(model, config, lambda: images) is not None
+    return min(times), flops, batch, find_body(model, config, lambda: torch.randn_like(images))

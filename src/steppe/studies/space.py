@@ -62,8 +62,9 @@ METHODS: dict[str, Method] = {
     "asam_quarter": Method("asam", (0.1, 2.0), {"ascent_fraction": 0.25}),
 }
 CHOSEN_FROM = ("base", "sam_late", "sam", "asam")
-"""Methods of a new search. At equal seconds (results/relatives, results/relatives-laptop) the last quarter of the steps
-lost least where it lost and ASAM won where anything did; the perturbation of a quarter of the batch did neither."""
+"""Methods of a new search. At equal seconds SAM in the last quarter of the budget lost least where all lost
+(results/relatives) and ASAM won where anything did (results/relatives-laptop, a ResNet); the perturbation of a quarter
+of the batch did neither."""
 FORMERLY = ("base", "sam_quarter", "sam", "asam_quarter")
 """Those of searches that were begun before a search kept its own: Optuna does not let choices change."""
 

@@ -2,8 +2,8 @@
 
 `steppe fit` tries these before it asks Optuna. A source is a folder of `results/`, a page with measured figures, a
 study of ours, or a paper's published setting. In short runs the plain optimizer leads (docs/experiments.md), so it
-comes first; then the second gradient, as it did best at equal seconds (studies/relatives): ASAM for convolutions, SAM
-in the last quarter of the steps for the others.
+comes first; then the second gradient, as it did best at equal seconds on images that are learned by heart
+(studies/relatives): ASAM for convolutions, SAM in the last quarter of the budget for the others.
 """
 
 from __future__ import annotations

@@ -9,21 +9,18 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import torch
 from torch import nn
 
 from steppe.config import RunConfig, derive_seed
 from steppe.cost import training_speed
-from steppe.data import Dataset, Keeping, Loader, Split, take_about
+from steppe.data import Dataset, Keeping, Loader, take_about
 from steppe.errors import RunError
-from steppe.evaluate import measure_accuracy, measure_batches
-from steppe.measuring import ignore
 from steppe.minimizers import Minimizer, reestimate_batchnorm
 from steppe.minimizers.vectors import local
 from steppe.runs import Observer, Run
@@ -31,10 +28,11 @@ from steppe.train import distributed
 from steppe.train.averaging import WeightAverage
 from steppe.train.budget import check_budget, next_cost, spent_share, total_epochs
 from steppe.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
-from steppe.train.contrastive import measure_contrast, plan_stages, put_classifier, put_projection
+from steppe.train.contrastive import plan_stages, put_classifier, put_projection
 from steppe.train.distributed import Ranks
 from steppe.train.ends import diverged, interrupted
 from steppe.train.features import Features, find_body
+from steppe.train.judging import autocast, measure, measure_contrast, measure_splits
 from steppe.train.objectives import make_objective
 from steppe.train.resumption import put_state, state_of
 from steppe.train.schedules import lr_factor
@@ -121,8 +119,7 @@ class Training:
     def _prepare_step(self) -> None:
         network, config = self.network.train(), self.stage.config
         self.step: EagerStep | CompiledStep
-        body = find_body(self.model, config, lambda: self.loader.batch(0, 0)[0]) if self.ranks.count == 1 else None
-        self.features = Features(body, self.loader, self.dataset, self.began // len(self.loader)) if body else None
+        self.features = self._find_features()
         if self.features:
             network, self.objective = self.features.head, replace(self.objective, batch=self.features.batch)
         if self.captured:
@@ -131,6 +128,22 @@ class Training:
             self.step = CompiledStep(network, self.minimizer, self.objective, config, inputs, parts=parts)
         else:
             self.step = EagerStep(network, self.minimizer, self.objective, config, self.observer.say)
+
+    def _find_features(self) -> Features | None:
+        """Where the head alone learns: what it sees of the images."""
+        place = divmod(self.steps, len(self.loader))
+        body = find_body(self.model, self.stage.config, lambda: self.loader.batch(*place)[0])
+        if body is None or self.ranks.count > 1:
+            return None
+        first = self.began // len(self.loader)
+        return Features(body, self.loader, self.dataset, self.val, first, self._stop_if_asked)
+
+    def _stop_if_asked(self) -> None:
+        """While features are computed again: keep the state, if steps have been made since, and end."""
+        if self.stop.is_set():
+            if self.clock.began is not None:  # else weights may be averaged, and the last step's are kept
+                self._save()
+            self.raise_interrupted()
 
     def _next_stage(self) -> None:
         """Keep the weights that count of the stage that is over, and begin the next."""
@@ -168,7 +181,7 @@ class Training:
                 self.clock.stop()
                 self._check_weights()
                 self._save()
-                self._raise_interrupted()
+                self.raise_interrupted()
         self.clock.stop()
         self._check_finite()
         self._record_epoch()
@@ -176,12 +189,15 @@ class Training:
         if self.ranks.any(over or stopping or self._save_is_due()):
             self._save()
         if stopping and not (over and self.index == len(self.stages) - 1):
-            self._raise_interrupted()
+            self.raise_interrupted()
 
     def _train_step(self) -> None:
         epoch, index = divmod(self.steps, len(self.loader))
         self._set_rates()
+        again_s = self.features.again_s if self.features else 0.0
         inputs = self.objective.batch(epoch, index)
+        if self.features:  # what was computed before a kill has been counted
+            self.clock.leave_out(self.features.again_s - again_s)
         own = (self.ranks.rank,) if self.ranks.rank else ()
         torch.manual_seed(derive_seed(self.config.seed, "step", self.steps, *own))
         if self.ranks.sharded:
@@ -207,7 +223,7 @@ class Training:
     def _record_epoch(self) -> None:
         classifies = self.stage.config.objective.name != "contrastive"
         with self._evaluated():
-            val = self._measure(self.val) if classifies else self._measure_contrast()
+            val = measure(self, self.val) if classifies else measure_contrast(self)
         if not math.isfinite(val["loss"]):
             self._raise_diverged(self.steps)
         train_loss, train_accuracy = self.tally.take()
@@ -241,23 +257,6 @@ class Training:
                     reestimate_batchnorm(self.model, some)
                 self.ranks.share_buffers(self.model)
             yield
-
-    def _measure(self, split: Split, tell: Callable[[int], None] = ignore) -> Any:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            size = min(1024, 8 * self.config.batch_size)
-            where: dict[str, Any] = {"device": self.device, "batch_size": size, "workers": self.keeping.workers}
-            where["tell"] = tell
-            if self.features:
-                return measure_batches(self.features.head, self.features.of(split, size), tell)
-            return self.ranks.measure(split, lambda part: measure_accuracy(self.model, part, self.dataset, **where))
-
-    def _measure_contrast(self) -> Any:
-        temperature, size = self.config.objective.temperature, self.config.batch_size
-        assert temperature is not None
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            where = {"device": self.device, "batch_size": size, "temperature": temperature}
-            loss = measure_contrast(self.model, self.val, self.dataset, **where)  # type: ignore[arg-type]
-        return {"loss": loss, "accuracy": None}
 
     # -- the budget ---------------------------------------------------------------------------------------------
 
@@ -331,8 +330,8 @@ class Training:
         self._check_finite()
         inputs = self.objective.batch(*divmod(self.steps, len(self.loader)))
         self.model.eval()
-        with self.minimizer.unperturbed():
-            network = self.features.head if self.features else self.model
+        network = self.features.head if self.features else self.model
+        with self.minimizer.unperturbed(), autocast(self):
             finite = bool(torch.isfinite(self.objective.losses(network, *inputs)[0]).all())
         self.model.train()
         if not finite:
@@ -346,35 +345,13 @@ class Training:
     def _raise_diverged(self, step: int) -> None:
         raise diverged(self.run, step, len(self.loader), self.stage)
 
-    def _raise_interrupted(self) -> None:
+    def raise_interrupted(self) -> None:
+        """Tell that the user stopped it; what counts is saved."""
         raise interrupted(self.run, self.steps, self.steps / len(self.loader), self._total_epochs())
-
-    def _measure_splits(self) -> dict[str, Any]:
-        """The final evaluation. Ctrl-C is met after a batch; among several processes, after a split.
-
-        A brief one repeats what the last epoch found.
-        """
-        if self.brief:
-            last = self.run.metrics()[-1]
-            return {"val": {**{k: last[f"val_{k}"] for k in ("loss", "accuracy")}, "examples": len(self.val)}}
-        splits = {"train": self.dataset.train, "val": self.dataset.val, "test": self.dataset.test}
-        total, found, before = sum(map(len, splits.values())), {}, 0
-
-        def tell(done: int) -> None:
-            self.observer.evaluate(before + done, total)
-            if self.ranks.count == 1 and self.stop.is_set():
-                self._raise_interrupted()
-
-        for name, split in splits.items():
-            if self.ranks.any(self.stop.is_set()):
-                self._raise_interrupted()
-            found[name] = self._measure(split, tell)
-            before += len(split)
-        return found
 
     def _finish(self) -> None:
         with self._evaluated():
-            found = self._measure_splits()
+            found = measure_splits(self)
             weights = distributed.whole(self.model.state_dict())
             if self.ranks.leads:
                 save_weights(self.run.weights, weights)
