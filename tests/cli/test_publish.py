@@ -62,6 +62,19 @@ def test_figures_of_other_data_say_so(tmp_path):
     assert "| on cifar10, scale small: ResNet, plain 93." in readme.read_text()
 
 
+def test_what_is_smaller_than_published_is_said(tmp_path):
+    shutil.copytree(RESULTS / "swin-finetune-laptop", tmp_path / "results" / "swin")
+    shutil.copytree(RESULTS / "cost-effective-own", tmp_path / "results" / "own")
+    shutil.copytree(RESULTS / "wrn", tmp_path / "results" / "wrn")
+    readme, page = tmp_path / "README.md", tmp_path / "results.md"
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    assert publish(str(tmp_path / "results"), "-o", str(page), "--readme", str(readme))[0].exit_code == 0
+    assert "| scale laptop (images at 16 px): head alone 20.55 %" in readme.read_text()
+    assert "| scale own (images at 16 px, 0.2 of them): ResNet, full, SGD 13.14 %" in readme.read_text()
+    assert "| Adam 93.07 %" in readme.read_text(), "at paper nothing is smaller"
+    assert "13 runs at scale `laptop` (images at 16 px) on" in page.read_text()
+
+
 def test_curvature_by_part_and_the_studys_figures_are_on_the_page(tmp_path, monkeypatch):
     """Tables 4 and 6 and figures 1 to 3 of source 003; attention maps lie over images, which may not be here."""
     monkeypatch.setenv("STEPPE_DATA", str(tmp_path))

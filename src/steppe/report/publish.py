@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 from steppe.config import name_source
@@ -103,7 +104,9 @@ def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
         theirs = "; ".join(f"{name} {_value(cell.get('value'), cell.get('unit'))}".strip() for name, cell in named)
         ours = "; ".join(f"{name} {_measured(cell)}".strip() for name, cell in named)
         if (there := data_of(cells)) and all(cell.get("published_on") for cell in cells):
-            theirs, ours = f"on {there[0]}: {theirs}", f"on {there[1]}, scale {study.scale}: {ours}"
+            theirs, ours = f"on {there[0]}: {theirs}", f"on {there[1]}, {_scale(study)}: {ours}"
+        elif cells and study.scale != "paper":
+            ours = f"{_scale(study)}: {ours}"
         if not cells and len(study.rows) <= 6:
             ours = "; ".join(f"{', '.join(row.labels.values())} {_accuracy(row.test_accuracy)}" for row in study.rows)
         link = f"[{study.title}]({page}{_anchor(study.title)})"
@@ -162,7 +165,7 @@ def _render_study(study: StudyResults) -> list[str]:
     machines = _facts(study.records, "device_name") or _facts(study.records, "device")
     torches = _facts(study.records, "versions", "torch")
     commits = _facts(study.records, "commit")
-    made = f"{finished} runs at scale `{study.scale}` on {machines or 'a machine that is not known'}, torch {torches}"
+    made = f"{finished} runs at {_scale(study, '`')} on {machines or 'a machine that is not known'}, torch {torches}"
     lines = [f"## {study.title}", "", f"*{study.question}*", "", f"{made}; commit {commits or 'not known'}.", ""]
     if networks := _networks(study):
         lines += [f"Networks: {networks}.", ""]
@@ -178,6 +181,17 @@ def _render_study(study: StudyResults) -> list[str]:
         lines += ["", *([f"{about}, the first seed of each:", ""] if about else [])]
         lines.append(f"![{about or study.title}]({picture})")
     return lines
+
+
+def _scale(study: StudyResults, quote: str = "") -> str:
+    """The scale, with what most of its runs have made smaller: images, or how many of them are learned."""
+    smaller = []
+    if study.records:
+        images = [record.config.data for record in study.records]
+        side, share = mode(one.image_size for one in images), mode(one.fraction or 1.0 for one in images)
+        smaller += [f"images at {side} px"] if side else []
+        smaller += [f"{share:g} of them" if side else f"{share:g} of the images"] if share < 1 else []
+    return f"scale {quote}{study.scale}{quote}" + (f" ({', '.join(smaller)})" if smaller else "")
 
 
 def _networks(study: StudyResults) -> str:
