@@ -65,3 +65,22 @@ def test_panels_that_lie_near_each_other_have_one_axis(new_run, far, shared):
     vit, resnet = draw(new_run, cells).axes
     assert (vit.get_xlim() == resnet.get_xlim()) == shared
     assert vit.get_xlim()[0] < 30 < 34 < vit.get_xlim()[1]
+
+
+def test_what_others_begin_from_on_other_data_is_not_among_them(new_run):
+    runs, listed = [], []
+    for labels, data, accuracy in [
+        ({"model": "ViT", "mode": "full"}, "cifar100", 0.2),
+        ({"model": "ViT", "mode": "frozen"}, "cifar100", 0.1),
+        ({"run": "plain"}, "cifar100", 0.15),
+        ({"run": "pretrained"}, "cifar10", 0.9),
+    ]:
+        test = {"loss": 0.1, "accuracy": accuracy, "examples": 100}
+        values = {"data": {"name": data}, "batch_size": 32 + len(runs)}
+        runs.append(new_run(values=values, summary={"test": test}))
+        listed.append({"run_id": runs[-1].id, "labels": labels, "seed": 0})
+    rows = summarise(runs, {"runs": listed})
+    assert len(rows) == 4
+    (part,) = draw_accuracy_and_cost(rows).axes
+    assert len(names(part)) == 3
+    assert not any("pretrained" in name for name in names(part))

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from steppe.report.numbers import whole
+from steppe.report.numbers import MISSING, whole
 from steppe.report.paper import _BLUE, _GREY, _ORANGE, _figure, plain
 from steppe.report.sets import judged_by
 from steppe.report.table import Row, join_labels, varying_axes
@@ -26,11 +26,11 @@ def draw_accuracy_and_cost(rows: Sequence[Row], title: str = "") -> Figure:
     """Accuracy of every row, the best first: each seed, their mean and deviation; gradients stand at the right.
 
     Args:
-        rows: of a study; those without a finished run are left out.
+        rows: of a study; those without a finished run are left out, and those that others begin from, on other data.
         title: over the figure.
     """
     judged = judged_by(rows)
-    rows = [row for row in rows if row.stat(judged).mean is not None]
+    rows = _of_one_question([row for row in rows if row.stat(judged).mean is not None])
     axes = varying_axes(rows)
     among = Counter(row.labels.get(axes[0], "") for row in rows) if len(axes) > 1 else Counter([""])
     panels = list(among) if len(among) <= PANELS and min(among.values()) > 1 else [""]
@@ -53,6 +53,14 @@ def draw_accuracy_and_cost(rows: Sequence[Row], title: str = "") -> Figure:
         figure.legend(handles, names, loc="outside lower right", ncols=2, fontsize=7, frameon=False)
     figure.suptitle(textwrap.fill(plain(title), 58 * columns), fontsize=10)
     return figure
+
+
+def _of_one_question(rows: Sequence[Row]) -> list[Row]:
+    """The rows whose data is that of the study's most usual kind of row, by the labels that a row has."""
+    kinds = [frozenset(axis for axis, label in row.labels.items() if label not in ("", MISSING)) for row in rows]
+    usual = Counter(kinds).most_common(1)[0][0] if kinds else frozenset()
+    asked = {row.config.data.name for row, kind in zip(rows, kinds, strict=True) if kind == usual}
+    return [row for row in rows if row.config.data.name in asked]
 
 
 def _draw_rows(part: Axes, rows: Sequence[Row], judged: str, shown: Sequence[str]) -> None:
