@@ -17,6 +17,7 @@ from steppe.cli import main
 from steppe.config import DataConfig, RunConfig
 from steppe.data import Loader
 from steppe.errors import ConfigError, Interrupted, TrainingError
+from steppe.evaluate import measure_accuracy
 from steppe.runs import Observer, Run
 from steppe.train import build_minimizer, train
 from steppe.train.contrastive import contrastive_losses, plan_stages, put_classifier, put_projection
@@ -182,7 +183,7 @@ def test_it_learns_and_leaves_an_ordinary_model(digits, tmp_path):
     assert run.summary["test"]["accuracy"] > 0.8
     model = models.build(run.config.model, image_size=8, channels=1, classes=10)
     models.load_weights(model, run.weights)
-    found = loop.measure_accuracy(model, digits.test, digits, device=CPU)
+    found = measure_accuracy(model, digits.test, digits, device=CPU)
     assert found["accuracy"] == run.summary["test"]["accuracy"]
 
 
@@ -222,10 +223,8 @@ def test_budgets_of_seconds_and_gradients_reach_both_stages(digits, tmp_path):
 
 def test_patience_waits_for_the_second_stage(digits, tmp_path, monkeypatch):
     losses = iter([3.0, 4.0, 5.0, 1.0])
-    monkeypatch.setattr(loop, "measure_contrast", lambda *_, **__: 9.0)
-    monkeypatch.setattr(
-        loop, "measure_accuracy", lambda *_, **__: {"loss": next(losses, 1.0), "accuracy": 0.5, "examples": 1}
-    )
+    monkeypatch.setattr(loop, "measure_contrast", lambda _: {"loss": 9.0, "accuracy": None})
+    monkeypatch.setattr(loop, "measure", lambda *_: {"loss": next(losses, 1.0), "accuracy": 0.5, "examples": 1})
     run = train(make_config(patience=2, budget={"epochs": 12}), digits, tmp_path / "r")
     assert [r["stage"] for r in run.metrics()] == ["pretrain"] * 6 + ["head"] * 3
 

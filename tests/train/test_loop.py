@@ -181,9 +181,7 @@ def test_a_budget_of_seconds_is_kept_and_the_schedule_follows_it(digits, tmp_pat
 
 def test_early_stopping(digits, tmp_path, monkeypatch):
     losses = iter([3.0, 2.0, 2.5, 2.1, 1.0, 9.0])
-    monkeypatch.setattr(
-        loop, "measure_accuracy", lambda *_, **__: {"loss": next(losses, 5.0), "accuracy": 0.5, "examples": 1}
-    )
+    monkeypatch.setattr(loop, "measure", lambda *_: {"loss": next(losses, 5.0), "accuracy": 0.5, "examples": 1})
     run = train(make_config(patience=2, budget={"epochs": 10}), digits, tmp_path / "r")
     assert run.summary["epochs"] == 4
 
