@@ -84,3 +84,16 @@ def test_what_others_begin_from_on_other_data_is_not_among_them(new_run):
     (part,) = draw_accuracy_and_cost(rows).axes
     assert len(names(part)) == 3
     assert not any("pretrained" in name for name in names(part))
+
+
+def test_other_data_are_other_panels(new_run):
+    runs, listed = [], []
+    for model in ("ViT", "Mixer"):
+        for data in ("cifar10", "pets"):
+            test = {"loss": 0.1, "accuracy": 0.5, "examples": 100}
+            values = {"data": {"name": data}, "batch_size": 32 + len(runs)}
+            runs.append(new_run(values=values, summary={"test": test}))
+            listed.append({"run_id": runs[-1].id, "labels": {"model": model, "data": data}, "seed": 0})
+    parts = draw_accuracy_and_cost(summarise(runs, {"runs": listed})).axes
+    assert [part.get_title("left") for part in parts] == ["cifar10", "pets"]
+    assert all(sorted(names(part)) == ["Mixer", "ViT"] for part in parts)

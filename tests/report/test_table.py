@@ -246,3 +246,17 @@ def test_the_table_tells_of_failures(new_run):
     assert "failed" in text
     assert "out of [memory] line two" in text
     assert show([]).strip() == "no runs"
+
+
+def test_seeds_that_begin_from_runs_of_their_own_seed_are_one_row(new_run):
+    runs, listed = [], []
+    for start, accuracy in (("plain", 0.5), ("sam", 0.7)):
+        for seed in (0, 1):
+            model = {"name": "resnet_tiny", "mode": "finetune", "weights": f"run:digits-{start}-s{seed}-{seed}"}
+            test = {"loss": 0.1, "accuracy": accuracy + seed / 10, "examples": 100}
+            runs.append(new_run(values={"model": model, "seed": seed}, summary={"test": test}))
+            listed.append({"run_id": runs[-1].id, "labels": {"start": start}, "seed": seed})
+    rows = summarise(runs, {"runs": listed})
+    assert [(row.labels["start"], row.seeds) for row in rows] == [("plain", (0, 1)), ("sam", (0, 1))]
+    assert rows[1].test_accuracy.mean == pytest.approx(0.75)
+    assert len(summarise(runs)) == 4, "without the study nobody knows which starts belong together"

@@ -31,7 +31,7 @@ def draw_accuracy_and_cost(rows: Sequence[Row], title: str = "") -> Figure:
     """
     judged = judged_by(rows)
     rows = _of_one_question([row for row in rows if row.stat(judged).mean is not None])
-    axes = varying_axes(rows)
+    axes = sorted(varying_axes(rows), key=lambda axis: axis != "data")  # accuracies on other data are other figures
     among = Counter(row.labels.get(axes[0], "") for row in rows) if len(axes) > 1 else Counter([""])
     panels = list(among) if len(among) <= PANELS and min(among.values()) > 1 else [""]
     shown = axes[1:] if panels != [""] else axes

@@ -96,14 +96,24 @@ def summarise(runs: Sequence[Run], study: Mapping[str, Any] | None = None) -> li
 def summarise_records(records: Sequence[Record], study: Mapping[str, Any] | None = None) -> list[Row]:
     """Do the work of `summarise` on runs that were read before."""
     groups: dict[str, list[Record]] = {}
+    known = _labels_by_run(study or {})
     for record in records:
-        groups.setdefault(record.config.without_seed().hash, []).append(record)
+        groups.setdefault(_row_of(record, known), []).append(record)
     members = [sorted(group, key=lambda record: record.config.seed) for group in groups.values()]
     listed = (study or {}).get("runs")
     place = {str(dig(entry, "run_id")): i for i, entry in enumerate(listed if isinstance(listed, list) else [])}
     members.sort(key=lambda group: min(place.get(record.path.name, len(place)) for record in group))
-    labels = _study_labels(members, study or {}) or _config_labels([group[0].config for group in members])
+    labels = _study_labels(members, known) or _config_labels([group[0].config for group in members])
     return [_row(group, label) for group, label in zip(members, labels, strict=True)]
+
+
+def _row_of(record: Record, known: Mapping[str, Mapping[str, str]]) -> str:
+    """What runs of one row have in common: all but the seed, and the run that they begin from, which has a seed too."""
+    config, labels = record.config.without_seed(), known.get(record.path.name)
+    if labels is None or not (config.model.weights or "").startswith("run:"):
+        return config.hash
+    begun = config.model_copy(update={"model": config.model.model_copy(update={"weights": "run:"})})
+    return f"{begun.hash} {sorted(labels.items())}"
 
 
 def spread(values: Sequence[float | None]) -> Stat:
@@ -216,18 +226,24 @@ def _row(group: Sequence[Record], labels: dict[str, str]) -> Row:
     )
 
 
-def _study_labels(groups: Sequence[Sequence[Record]], study: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Label the groups by the study's axes; a run the study does not know is labelled by its configuration."""
+def _labels_by_run(study: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The labels that a study's plan gives its runs, by the runs' names."""
     listed = study.get("runs")
     known: dict[str, dict[str, str]] = {}
     for entry in listed if isinstance(listed, list) else []:
         if isinstance(entry, Mapping) and isinstance(entry.get("labels"), Mapping):
             known[str(entry.get("run_id"))] = {str(axis): str(label) for axis, label in entry["labels"].items()}
+    return known
+
+
+def _study_labels(groups: Sequence[Sequence[Record]], known: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
+    """Label the groups by the study's axes; a run the study does not know is labelled by its configuration."""
     axes = list(dict.fromkeys(axis for labels in known.values() for axis in labels))
     if not axes:
         return []
     out = []
     for group in groups:
+        labels: Mapping[str, str] | None
         labels = next((known[record.path.name] for record in group if record.path.name in known), None)
         if labels is None:
             config = group[0].config
