@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from steppe.cli import study
+from steppe.cli import study, weights
 from steppe.cli.cost import cost
 from steppe.cli.evaluate import evaluate
 from steppe.cli.export import export
@@ -37,6 +37,7 @@ app = typer.Typer(
 for command in (train, fit, cost):
     app.command(cls=Command)(command)
 app.add_typer(study.app, name="study")
+app.add_typer(weights.app, name="weights")
 for command in (evaluate, geometry, symmetry, compare, predict, export, report, env, models, minimizers, data):
     app.command(cls=Command)(command)
 

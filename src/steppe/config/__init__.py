@@ -1,7 +1,9 @@
 """What a run and a study are: frozen configurations, TOML both ways, and the hash that names a run."""
 
+from steppe.config.folders import cache_folder, data_root
 from steppe.config.measure import MeasureConfig
 from steppe.config.objective import OBJECTIVE_DEFAULTS, ObjectiveConfig
+from steppe.config.pretrained import PRETRAINED, Package, Pretrained, available, describe_file, locate, weights_folders
 from steppe.config.run import (
     MINIMIZER_DEFAULTS,
     OPTIMIZER_DEFAULTS,
@@ -37,6 +39,7 @@ __all__ = [
     "OBJECTIVE_DEFAULTS",
     "OF_THE_STUDY",
     "OPTIMIZER_DEFAULTS",
+    "PRETRAINED",
     "AugmentConfig",
     "BudgetConfig",
     "ClaimConfig",
@@ -46,24 +49,32 @@ __all__ = [
     "ModelConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "Package",
     "PlannedRun",
+    "Pretrained",
     "RunConfig",
     "ScaleConfig",
     "ScheduleConfig",
     "Section",
     "StudyConfig",
     "at_scale",
+    "available",
+    "cache_folder",
     "check_measure",
     "choose",
+    "data_root",
     "derive_seed",
+    "describe_file",
     "dump_toml",
     "leaves",
     "load_run_config",
     "load_study_config",
+    "locate",
     "merge",
     "name_source",
     "parse",
     "plan",
     "read_toml",
     "study_cells",
+    "weights_folders",
 ]

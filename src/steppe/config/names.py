@@ -6,6 +6,7 @@ MODELS = (
     *("resnet_tiny", "vit_tiny_p2", "swin_tiny_p2", "mixer_tiny_p2", "hybrid_tiny"),
     *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152)),
     *(f"resnet{depth}x2" for depth in (50, 101, 152)),
+    "resnet50_v1",
     *("wrn_16_8", "wrn_28_10"),
     *(f"vit_{size}_p{patch}" for size in ("ti", "s", "b") for patch in (2, 4, 8, 14, 16, 32)),
     *("vit_2l_2h_128", "vit_4l_4h_256", "vit_6l_8h_384", "vit_8l_8h_512", "vit_b_p16_free"),

@@ -1,5 +1,6 @@
 """Data: sources, splits, the loader and what it does to a batch, corruptions, and the sets that are only tested on."""
 
+from steppe.config import cache_folder, data_root
 from steppe.data.augment import Augment, Draws, Normalise
 from steppe.data.corruptions import CORRUPTIONS, corrupt
 from steppe.data.dataset import Dataset, Source, Split, divide, take_about, take_fraction
@@ -14,8 +15,8 @@ from steppe.data.evaluation import (
 from steppe.data.folder import Keeping
 from steppe.data.learned import as_learned, is_learned
 from steppe.data.loader import Loader, in_order, stream
-from steppe.data.sources import DATASETS, data_root, find_named, load, read_npz
-from steppe.data.storage import Files, Mapped, Progress, Store, cache_folder, map_files
+from steppe.data.sources import DATASETS, find_named, load, read_npz
+from steppe.data.storage import Files, Mapped, Progress, Store, map_files
 from steppe.data.toys import TOYS, make_toy
 
 __all__ = [

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from steppe.config import cache_folder
 from steppe.data.dataset import Source, Split
-from steppe.data.storage import Files, Progress, Store, cache_folder, map_files
+from steppe.data.storage import Files, Progress, Store, map_files
 from steppe.errors import DataError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}

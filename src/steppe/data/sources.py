@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from steppe.config import DataConfig
+from steppe.config import DataConfig, data_root
 from steppe.data.dataset import Dataset, Source, Split, divide
 from steppe.data.folder import Keeping, Listed, folders_in, images_in, read_image_folder, read_listed
 from steppe.data.names import CLASS_NAMES
@@ -82,11 +81,6 @@ DATASETS: dict[str, Named] = {
     ),
     **{name: Named(about) for name, about in TOYS.items()},
 }
-
-
-def data_root(root: str | Path | None = None) -> Path:
-    """The folder data sets live in: the argument, else $STEPPE_DATA, else `data` here."""
-    return Path(root or os.environ.get("STEPPE_DATA") or "data")
 
 
 def find_named(name: str, root: Path) -> str | None:

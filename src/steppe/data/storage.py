@@ -160,11 +160,6 @@ class Mapped:
         return {"path": self.path, "fingerprint": self.fingerprint, "_array": None}
 
 
-def cache_folder(folder: str | Path | None = None) -> Path:
-    """Where caches lie: the argument, else $STEPPE_CACHE, else `~/.cache/steppe`."""
-    return Path(folder or os.environ.get("STEPPE_CACHE") or "~/.cache/steppe").expanduser()
-
-
 def map_files(files: Files, folder: Path, progress: Progress | None = None) -> Mapped:
     """Decode files once into a memory-mapped cache in `folder`; a later call finds it there."""
     path = folder / f"{files.cache_key}.npy"

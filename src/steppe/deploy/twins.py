@@ -15,7 +15,7 @@ from torch import nn
 
 from steppe.models import small, transformers
 from steppe.models.names import short_name
-from steppe.models.resnet import SMALL_IMAGE, resnet
+from steppe.models.resnet import SMALL_IMAGE, resnet, resnet_v1
 
 _MIXERS = {
     (f"{letter}{patch}"): {"embed_dim": width, "num_blocks": blocks, "patch_size": patch}
@@ -48,6 +48,8 @@ def find_twin(name: str, model: nn.Module, image_size: int) -> Twin | str:
         if image_size <= SMALL_IMAGE:
             return f"up to {SMALL_IMAGE} pixels its stem is one 3×3 convolution, which timm's ResNet cannot be told"
         return Twin(options["variant"], {})
+    if function is resnet_v1:
+        return "timm's ResNet has a block's stride in its second convolution and norms' eps 1e-5, and cannot be told"
     if function in (transformers.vit, small.vit):
         if options.pop("free", False):
             return "timm has no attention without softmax"

@@ -2,6 +2,7 @@
 
 from steppe.models.blocks import activations, blocks, partitions
 from steppe.models.build import build, load_weights, model_names
+from steppe.models.fetch import fetch
 from steppe.models.freezing import freeze_all_but
 from steppe.models.names import SMALL_MODELS
 from steppe.models.normalisation import expected_statistics
@@ -13,6 +14,7 @@ __all__ = [
     "blocks",
     "build",
     "expected_statistics",
+    "fetch",
     "freeze_all_but",
     "load_weights",
     "model_names",

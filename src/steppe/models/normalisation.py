@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
-from typing import Any
 
 import timm
 from timm.models import load_model_config_from_hf
 
-from steppe.config import ModelConfig
+from steppe.config import PRETRAINED, ModelConfig, describe_file
+from steppe.config.pretrained import Statistics, checked_statistics
 from steppe.models.foreign import statistics_of
 from steppe.models.weights import (
     HUB_PREFIXES,
@@ -21,9 +19,6 @@ from steppe.models.weights import (
     weights_file,
     weights_in,
 )
-
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and standard deviation of each channel, of pixels from 0 to 1."""
 
 
 def expected_statistics(config: ModelConfig, channels: int) -> Statistics | None:
@@ -51,18 +46,15 @@ def expected_statistics(config: ModelConfig, channels: int) -> Statistics | None
         found = _of_hub(source)
     else:
         known = timm.get_pretrained_cfg(timm_name(source, config.name), allow_unregistered=False)
-        found = _checked(known.mean, known.std) if known else None
+        found = checked_statistics(known.mean, known.std) if known else None
     return found if found and len(found[0]) == channels else None
 
 
 def _of_file(path: Path, source: str) -> Statistics | None:
-    if path.suffix != ".safetensors":
+    about = PRETRAINED.get(source) or describe_file(path)
+    if about is None and path.suffix != ".safetensors":
         return statistics_of(weights_in(read_weights(source, ""), source))
-    try:
-        about = json.loads(path.with_name("data.json").read_text())
-        return _checked(about["mean"], about["std"])
-    except (OSError, ValueError, KeyError, TypeError):  # not of a run
-        return None
+    return about.statistics if about else None
 
 
 def _of_hub(source: str) -> Statistics | None:
@@ -71,14 +63,4 @@ def _of_hub(source: str) -> Statistics | None:
             known = load_model_config_from_hf(source.partition(":")[2])[0]
     except Exception:  # whatever the hub's client raises; who fetches the weights says it better
         return None
-    return _checked(known.get("mean"), known.get("std"))
-
-
-def _checked(mean: Any, std: Any) -> Statistics | None:
-    """The two as tuples; None where they are no such numbers."""
-    try:
-        found = tuple(map(float, mean)), tuple(map(float, std))
-    except (TypeError, ValueError):
-        return None
-    fine = len(found[0]) == len(found[1]) and all(map(math.isfinite, sum(found, ()))) and min(found[1], default=0) > 0
-    return found if fine else None
+    return checked_statistics(known.get("mean"), known.get("std"))

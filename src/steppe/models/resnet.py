@@ -29,6 +29,22 @@ def resnet(*, variant: str, img_size: int, in_chans: int, width: int = 1, **opti
     return model
 
 
+def resnet_v1(*, variant: str, img_size: int, **options: Any) -> nn.Module:
+    """A ResNet of timm's as Keras has it, He et al.'s first: the stride is in a block's first convolution.
+
+    timm has it in the second, and 1e-5 where Keras adds 1e-3 to a norm's variance. Neither shows in the names or
+    shapes of the weights. The stem is 7×7 with max-pooling at every size of images.
+    """
+    del img_size  # the convolutions take any
+    model: Any = timm.create_model(variant, **options)
+    for stage in (model.layer2, model.layer3, model.layer4):
+        stage[0].conv1.stride, stage[0].conv2.stride = stage[0].conv2.stride, stage[0].conv1.stride
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-3
+    return model
+
+
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions with BatchNorm, added to the input (projected by 1×1 where the shape changes)."""
 

