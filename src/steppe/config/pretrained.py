@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steppe.config.folders import cache_folder, data_root
+from steppe.config.names import MODELS
 
 SUFFIX = ".safetensors"
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -120,6 +121,7 @@ def _lite(number: int, image_size: int, top1: float, package: Package) -> Pretra
 
 def _hub(name: str, image_size: int, top1: float | None, licence: str, about: str, **facts: Any) -> Pretrained:
     model = name.partition(".")[0]
+    model = f"timm:{model}" if model in MODELS else model
     return Pretrained(name, model, licence, image_size, about, hub=True, top1=top1, **facts)
 
 

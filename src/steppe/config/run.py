@@ -72,12 +72,15 @@ class ModelConfig(Section):
 
     name: str = Field("vit_tiny_p2", min_length=1, description="model: a name from `steppe models`, or any timm name")
     mode: Literal["scratch", "finetune", "frozen", "last_n_blocks"] | None = Field(
-        None, description="scratch, finetune (all of it), frozen (the head alone), last_n_blocks; default: scratch"
+        None,
+        description="scratch, finetune (all of it), frozen (the head alone), last_n_blocks; default: finetune where "
+        "weights are given, else scratch",
     )
     weights: str | None = Field(
         None,
         min_length=1,
-        description="where finetuning begins: a weights file, a run folder, run:ID, timm, timm:NAME, hf-hub:NAME",
+        description="where finetuning begins: a name of `steppe weights list`, auto (the best at hand), none, a file, "
+        "a run folder, run:ID, timm, timm:NAME, hf-hub:NAME; without a model it is the one they belong to",
     )
     last_blocks: int | None = Field(None, gt=0, description="last_n_blocks: how many blocks are trained with the head")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate before the head")
@@ -89,16 +92,23 @@ class ModelConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _scratch_is_off(cls, values: Any) -> Any:
+    def _weights_decide_mode(cls, values: Any) -> Any:
         """Training from scratch is the absence of a mode, so that saying it does not rename a run."""
-        if isinstance(values, Mapping) and values.get("mode") == "scratch":
-            return {**values, "mode": None}
+        if not isinstance(values, Mapping):
+            return values
+        values = dict(values)
+        if values.get("weights") == "none":
+            values["weights"] = None
+        if values.get("mode") == "scratch":
+            if values.get("weights") is not None:
+                raise ValueError("weights are given but mode is scratch; set mode to finetune, frozen or last_n_blocks")
+            values["mode"] = None
+        elif values.get("mode") is None and values.get("weights") is not None:
+            values["mode"] = "finetune"
         return values
 
     @model_validator(mode="after")
     def _mode_has_what_it_needs(self) -> Self:
-        if self.mode is None and self.weights is not None:
-            raise ValueError("weights are given but mode is scratch; set mode to finetune, frozen or last_n_blocks")
         if self.mode is not None and self.weights is None:
             raise ValueError(f"mode {self.mode!r} begins from trained weights; give weights")
         if (self.mode == "last_n_blocks") != (self.last_blocks is not None):

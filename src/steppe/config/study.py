@@ -184,6 +184,7 @@ def plan(study: StudyConfig, *, where: str = "study") -> list[PlannedRun]:
         for seed in _seeds(values, study.seeds, cell):
             own = _with_weights(values, seed, single, cell)
             config = parse(RunConfig, {**own, "seed": seed}, where=cell)
+            _check_weights(config, cell)
             if config.run_id in planned and planned[config.run_id].labels != labels:
                 first = planned[config.run_id].labels
                 raise ConfigError(f"two cells of the study are the same run: {first} and {labels}", where=cell)
@@ -191,6 +192,14 @@ def plan(study: StudyConfig, *, where: str = "study") -> list[PlannedRun]:
             if name:
                 single.setdefault(name, []).append(planned[config.run_id])
     return list(planned.values())
+
+
+def _check_weights(config: RunConfig, cell: str) -> None:
+    """A plan holds on every machine, so it leaves nothing open that depends on what is at hand."""
+    asked = config.model
+    if asked.weights == "auto" or (asked.weights is not None and "name" not in asked.model_fields_set):
+        mend = "set model.name, and model.weights to a name of `steppe weights list`"
+        raise ConfigError("a study names its model and its weights", where=f"{cell}, model", mend=mend)
 
 
 def choose(planned: Sequence[PlannedRun], wanted: Sequence[str], *, where: str = "--only") -> list[PlannedRun]:

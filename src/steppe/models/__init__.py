@@ -1,5 +1,6 @@
 """Models: timm's, and the small-image ones timm lacks, behind one `build`."""
 
+from steppe.models.architecture import match_architecture, settle
 from steppe.models.blocks import activations, blocks, partitions
 from steppe.models.build import build, load_weights, model_names
 from steppe.models.fetch import fetch
@@ -17,8 +18,10 @@ __all__ = [
     "fetch",
     "freeze_all_but",
     "load_weights",
+    "match_architecture",
     "model_names",
     "partitions",
     "runs_beside",
+    "settle",
     "weights_sha256",
 ]

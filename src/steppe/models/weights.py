@@ -95,6 +95,9 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
 
 def weights_file(source: str) -> Path | None:
     """The file that `model.weights` names, there or not; None for a name of timm's or a hub's."""
+    if source == "auto":
+        mend = "give steppe.models.settle(config) the configuration before the run"
+        raise ConfigError("weights = 'auto' names no weights", where=_WHERE, mend=mend)
     if source == "timm" or source.startswith(("timm:", *HUB_PREFIXES)):
         return None
     if known := PRETRAINED.get(source):
@@ -119,7 +122,7 @@ def weights_sha256(source: str, model_name: str = "") -> str:
     if path is None:
         return state_sha256(weights_in(_fetch(source, model_name), source))
     if not path.is_file():
-        raise _not_found(source, path)
+        raise not_found(source, path)
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -142,7 +145,7 @@ def read_weights(source: str, model_name: str) -> Mapping[str, Any]:
     if path is None:
         return _fetch(source, model_name)
     if not path.is_file():
-        raise _not_found(source, path)
+        raise not_found(source, path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -302,7 +305,8 @@ def _resize_positions(value: torch.Tensor, model: nn.Module) -> torch.Tensor:
     return resample_abs_pos_embed(value, grid, [side, side], num_prefix_tokens=prefix)
 
 
-def _not_found(source: str, path: Path) -> ConfigError:
+def not_found(source: str, path: Path) -> ConfigError:
+    """The error for weights that are not there."""
     if source in PRETRAINED:
         what = f"the weights {source!r} are not on this machine"
         return ConfigError(what, where=_WHERE, mend=f"fetch them: steppe weights get {source}")

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from steppe import cost, data, models
-from steppe.config import MeasureConfig, RunConfig
+from steppe.config import MeasureConfig, RunConfig, use_data_root
 from steppe.data import Dataset, Keeping, as_learned
 from steppe.data.sources import Progress
 from steppe.geometry.measures import MEASURES
@@ -42,7 +42,7 @@ def execute(
     """Train a run, or go on with it, and measure its cost and flatness.
 
     Args:
-        config: the run.
+        config: the run; `steppe.models.settle` settles what it leaves open about its weights.
         out: its folder; by default `runs/<run id>`.
         data_root: where named data sets live; by default $STEPPE_DATA, else `data`.
         device: by default the GPU where there is one.
@@ -53,6 +53,7 @@ def execute(
         keeping: where the images are kept, and how they are read.
         sharded: among the processes that torchrun started, cut the model into shards instead of copying it.
     """
+    config = models.settle(config, data_root)
     dataset = data.load(config.data, data_root, progress, keeping=keeping)
     return execute_on(
         dataset,
@@ -83,7 +84,7 @@ def execute_on(
 ) -> Run:
     """As `execute`, on a data set that is loaded already. Weights `run:ID` are those of a run beside this one."""
     folder = Path(out) if out else Path("runs") / config.run_id
-    with models.runs_beside(folder.absolute().parent):
+    with models.runs_beside(folder.absolute().parent), use_data_root(data_root):
         run = train(
             config,
             dataset,
@@ -124,7 +125,8 @@ def add_measures(
     if not _has_basics(run, measure):
         _add_basics(run, dataset, measure, device)
     if not has_asked(run, measure):
-        with models.runs_beside(run.path.absolute().parent):  # the first weights may be those of a run beside this one
+        # the first weights may be those of a run beside this one, or lie beside the data
+        with models.runs_beside(run.path.absolute().parent), use_data_root(data_root):
             subject = open_run(run.path, dataset=dataset, device=device)
             add_asked(subject, measure, data.data_root(data_root), saved)
 
