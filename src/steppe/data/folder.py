@@ -15,6 +15,7 @@ from PIL import Image
 from steppe.data.dataset import Source, Split
 from steppe.data.storage import Files, Progress, Store, cache_folder, map_files
 from steppe.errors import DataError
+from steppe.plain_files import open_plain
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -184,7 +185,7 @@ def _stored_side(files: tuple[Path, ...], size: int | None, path: Path) -> int:
     sizes: Counter[tuple[int, int]] = Counter()
     for file in probed:
         try:
-            with Image.open(file) as image:
+            with open_plain(file) as raw, Image.open(raw) as image:
                 sizes[image.size] += 1
         except Exception:  # whatever a damaged file's bytes happen to mean
             continue  # the decoding later tells about every damaged file at once

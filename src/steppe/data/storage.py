@@ -24,6 +24,7 @@ import torch
 from PIL import Image, ImageOps
 
 from steppe.errors import DataError
+from steppe.plain_files import check_plain, open_plain
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done, and how much there is."""
@@ -142,6 +143,7 @@ class Mapped:
     def array(self) -> np.ndarray:
         """The images, (N, C, H, W), read as they are touched."""
         if self._array is None:
+            check_plain(self.path)
             self._array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         return self._array
 
@@ -196,7 +198,7 @@ def map_files(files: Files, folder: Path, progress: Progress | None = None) -> M
 def decode(file: Path, size: int) -> tuple[np.ndarray | None, str, str]:
     """Give (pixels (S, S, 3) or None, PIL's mode, what went wrong): the middle square, scaled to `size`."""
     try:
-        with Image.open(file) as opened:
+        with open_plain(file) as raw, Image.open(raw) as opened:
             mode = opened.mode
             if opened.format == "JPEG" and min(opened.size) >= 2 * size:
                 opened.draft(None, (2 * size, 2 * size))  # lets the decoder skip what scaling would throw away
@@ -211,7 +213,7 @@ def decode(file: Path, size: int) -> tuple[np.ndarray | None, str, str]:
             image = ImageOps.exif_transpose(image.convert("RGB"))  # a phone held sideways says so, and only there
             return middle_square(image, size), mode, ""
     except Exception as error:  # a damaged file raises whatever its bytes happen to mean
-        return None, "", str(error).split(str(file))[0].strip(" '\"") or type(error).__name__
+        return None, "", str(error).split(" <_io.")[0].split(str(file))[0].strip(" '\"") or type(error).__name__
 
 
 def middle_square(image: Image.Image, size: int) -> np.ndarray:

@@ -21,6 +21,7 @@ from steppe.models.weights import (
     weights_file,
     weights_in,
 )
+from steppe.plain_files import read_plain_text
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each channel, of pixels from 0 to 1."""
@@ -59,7 +60,7 @@ def _of_file(path: Path, source: str) -> Statistics | None:
     if path.suffix != ".safetensors":
         return statistics_of(weights_in(read_weights(source, ""), source))
     try:
-        about = json.loads(path.with_name("data.json").read_text())
+        about = json.loads(read_plain_text(path.with_name("data.json")))
         return _checked(about["mean"], about["std"])
     except (OSError, ValueError, KeyError, TypeError):  # not of a run
         return None

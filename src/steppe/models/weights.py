@@ -34,6 +34,7 @@ from steppe.errors import ConfigError, nearest
 from steppe.models.foreign import State, how_to_fetch, rename
 from steppe.models.freezing import head_parameters
 from steppe.models.names import short_name
+from steppe.plain_files import check_plain, open_plain
 
 _LOG = logging.getLogger(__name__)
 _SAID: set[str] = set()
@@ -115,7 +116,7 @@ def weights_sha256(source: str, model_name: str = "") -> str:
     if not path.is_file():
         raise _not_found(source, path)
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"the weights {path} cannot be read: {error.strerror}", where=_WHERE) from None
@@ -138,6 +139,7 @@ def read_weights(source: str, model_name: str) -> Mapping[str, Any]:
     if not path.is_file():
         raise _not_found(source, path)
     try:
+        check_plain(path)
         if path.suffix == ".safetensors":
             return load_file(path)
         with warnings.catch_warnings():
