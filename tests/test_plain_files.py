@@ -15,7 +15,7 @@ from commands import steppe
 from PIL import Image
 
 from steppe import data
-from steppe.config import DataConfig, MeasureConfig, RunConfig
+from steppe.config import DataConfig, MeasureConfig, RunConfig, load_run_config
 from steppe.errors import ConfigError, DataError, RunError
 from steppe.plain_files import NotPlainError, check_plain, open_plain, read_plain, read_plain_text
 from steppe.report.publish import read_benchmarks
@@ -129,8 +129,6 @@ def test_a_configuration_that_is_a_pipe_is_told(tmp_path, capsys):
 def test_a_configuration_without_end_is_told(tmp_path):
     (tmp_path / "run.toml").symlink_to("/dev/zero")
     with pytest.raises(ConfigError, match="a device"):
-        from steppe.config import load_run_config
-
         load_run_config(tmp_path / "run.toml")
 
 

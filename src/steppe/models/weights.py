@@ -71,6 +71,12 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
     state = rename(weights_in(read_weights(source, model_name), source), model)
     own = model.state_dict()
     head = head_parameters(model)
+    for key, value in own.items():
+        if key in state and value.is_floating_point() and not state[key].is_floating_point():
+            kind = str(state[key].dtype).removeprefix("torch.")
+            raise _other_model(
+                source, model_name, f"{key!r} holds {kind} there, and weights are floating-point numbers"
+            )
     fitted = {key: _fit(key, state[key], own[key], model, source) for key in own if key in state and key not in head}
     missing = [key for key in own if key not in fitted and key not in head and not key.endswith("num_batches_tracked")]
     if missing:
