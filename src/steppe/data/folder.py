@@ -129,7 +129,7 @@ def read_listed(
     for split, count in Counter(one.split for one in listed).items():
         mine = slice(start, start + count)
         own = store[mine] if isinstance(store, torch.Tensor) else store
-        parts[split] = Split(own, labels[mine], torch.arange(mine.start, mine.stop), files.fingerprint)
+        parts[split] = Split(own, labels[mine], torch.arange(mine.start, mine.stop), files.fingerprint, files.digests)
         start += count
     return Source(classes, parts["train"], parts.get("val"), parts.get("test"))
 

@@ -72,12 +72,31 @@ class Files:
     @cached_property
     def fingerprint(self) -> str:
         """From the files' names and sizes: the same on another machine."""
-        return self._digest(lambda stat: f"{stat.st_size}")
+        return self._named[0]
+
+    @property
+    def digests(self) -> np.ndarray:
+        """A number for each file, from its name and size alone."""
+        return self._named[1]
+
+    @cached_property
+    def _named(self) -> tuple[str, np.ndarray]:
+        digest = hashlib.sha256(str(self.shape).encode())
+        own = bytearray()
+        for path in self.paths:
+            line = self._line(path, f"{path.stat().st_size}")
+            digest.update(line)
+            own += hashlib.blake2b(line, digest_size=8).digest()
+        return digest.hexdigest()[:20], np.frombuffer(bytes(own), np.uint64)
 
     @cached_property
     def cache_key(self) -> str:
         """From names, sizes and times of change, and how images are decoded."""
-        return self._digest(lambda stat: f"{stat.st_size} {stat.st_mtime_ns} {self.odd_images}")
+        digest = hashlib.sha256(str(self.shape).encode())
+        for path in self.paths:
+            stat = path.stat()
+            digest.update(self._line(path, f"{stat.st_size} {stat.st_mtime_ns} {self.odd_images}"))
+        return digest.hexdigest()[:20]
 
     def fetch(self, rows: np.ndarray) -> torch.Tensor:
         """Decode the images with these numbers."""
@@ -123,12 +142,8 @@ class Files:
     def _decode(self, file: Path) -> tuple[np.ndarray | None, str, str]:
         return decode(file, self.size)
 
-    def _digest(self, about: Callable[[os.stat_result], str]) -> str:
-        digest = hashlib.sha256(str(self.shape).encode())
-        for path in self.paths:
-            line = f"{path.relative_to(self.root)} {about(path.stat())}\n"
-            digest.update(line.encode(errors="surrogateescape"))  # a name need not be UTF-8
-        return digest.hexdigest()[:20]
+    def _line(self, path: Path, about: str) -> bytes:
+        return f"{path.relative_to(self.root)} {about}\n".encode(errors="surrogateescape")  # a name need not be UTF-8
 
 
 class Mapped:
