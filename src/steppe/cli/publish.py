@@ -12,6 +12,7 @@ import typer
 from steppe.cli.show import console, errors
 from steppe.config import PlannedRun, StudyConfig, at_scale, plan
 from steppe.errors import RunError, SteppeError
+from steppe.plain_files import read_plain_text
 from steppe.runs import Run, read_json, write_atomically
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def publish(
             raise RunError("there is no such file", where=str(readme), mend="check the path")
         page = Path(os.path.relpath(out, readme.parent)).as_posix()
         lines = render_summary(found, f"{page}#")
-        write_atomically(readme, put_between_marks(readme.read_text(encoding="utf-8"), lines, str(readme)))
+        write_atomically(readme, put_between_marks(read_plain_text(readme), lines, str(readme)))
         console.print(f"renewed: {readme}", markup=False, soft_wrap=True)
 
 

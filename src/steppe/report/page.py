@@ -17,6 +17,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from steppe.errors import RunError
+from steppe.plain_files import open_plain
 from steppe.report import findings
 from steppe.report.answer import told_by_studies
 from steppe.report.facts import count_troubles, describe_noise, list_troubles, overview_facts, run_card, so_far
@@ -77,7 +78,7 @@ def check_target(out: Path) -> None:
             return
         if not out.is_file():
             raise RunError("this is not a plain file, so no page is written there", where=str(out), mend=mend)
-        with open(out, "rb") as file:
+        with open_plain(out) as file:
             start = file.read(8192)
     except OSError as error:
         raise RunError(f"no page can be written there: {error.strerror}", where=str(out)[:200], mend=mend) from None

@@ -7,6 +7,7 @@ benchmarks. Everything on the page is read from there; nothing is typed.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from steppe.config import name_source
 from steppe.config.claims import parse_labels
 from steppe.errors import RunError
+from steppe.plain_files import read_plain_text
 from steppe.report.numbers import MISSING, compact, duration, number, percent, whole
 from steppe.report.published import claim_interval, data_of
 from steppe.report.record import Record, dig
@@ -152,8 +154,11 @@ def read_benchmarks(folder: Path) -> dict[str, list[dict[str, str]]]:
     """
     found = {}
     for path in sorted(folder.glob("*.csv")):
-        with path.open(newline="", encoding="utf-8") as file:
-            found[path.stem] = list(csv.DictReader(file))
+        try:
+            text = read_plain_text(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"the file cannot be read: {error}", where=str(path)) from None
+        found[path.stem] = list(csv.DictReader(io.StringIO(text, newline="")))
     return found
 
 
