@@ -17,7 +17,7 @@ from steppe import models
 from steppe.config import RunConfig
 from steppe.cost import Energy, EnergyMeter
 from steppe.data import Dataset, Keeping, as_learned, check_unchanged
-from steppe.errors import Interrupted, RunError, TrainingError
+from steppe.errors import Interrupted, RunError, TrainingError, ran_out_of_memory
 from steppe.models.weights import say_once
 from steppe.runs import Observer, Run, Several, Status, create_run
 from steppe.train.distributed import Ranks, SilentRun, join
@@ -133,8 +133,8 @@ def _complete(
         )
         _note_failure(run, failure, training)
         raise failure from None
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        ran_out = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is one
+        ran_out = ran_out_of_memory(error)
         if not ran_out and not (captured and "captur" in str(error)):
             raise
         if not captured:
