@@ -10,13 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.cli.place import DataRootOption
-from steppe.cli.show import JsonOption, console, errors, json_text, print_json
+from steppe.cli.show import ForceOption, JsonOption, console, errors, json_text, print_json
 from steppe.errors import RunError
-from steppe.runs import write_atomically
+from steppe.runs import json_of
 
 if TYPE_CHECKING:
     from steppe.studies.versus import Difference, Versus
 
+COMPARISON = json_of("a comparison", "steppe compare")
 UNPAIRED = "nothing is paired, neither images nor seeds: A and B are taken as independent"
 _WHAT = "a run folder, a folder of runs that differ in their seed, or FOLDER:LABEL=VALUE,… of a study"
 
@@ -35,6 +36,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="also write all of it there, as JSON")
     ] = None,
+    force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Say whether B is better than A on their test set, with 95 % intervals over seeds and over images.
@@ -43,6 +45,9 @@ def compare(
     """
     from steppe.studies.groups import find_group
     from steppe.studies.versus import compare_groups
+
+    if out is not None:
+        COMPARISON.check(out, force=force)
 
     def tell(words: str) -> None:
         errors.print(words, markup=False, soft_wrap=True)
@@ -59,7 +64,7 @@ def compare(
     else:
         _print(found)
     if out is not None:
-        write_atomically(out, json_text(_as_json(found)) + "\n")
+        COMPARISON.write(out, json_text(_as_json(found)) + "\n", force=force)
         console.print(f"written: {out}", markup=False, soft_wrap=True)
 
 
@@ -124,6 +129,7 @@ def _as_json(found: Versus) -> dict[str, Any]:
         return {key: getattr(one, key) for key in keys}
 
     return {
+        "made_by": "steppe compare",
         **{key: {"name": g.name, "seeds": sorted(g.runs)} for key, g in (("a", found.a), ("b", found.b))},
         "accuracy": difference(found.accuracy),
         "nll": difference(found.nll),

@@ -24,8 +24,13 @@ from steppe.report.numbers import MISSING, compact, duration, number, percent, w
 from steppe.report.published import claim_interval, data_of
 from steppe.report.record import Record, dig
 from steppe.report.table import Row, Stat, name_axis, spread
+from steppe.runs import Output
 
 BEGIN, END = "<!-- results: begin (made by `steppe study publish`) -->", "<!-- results: end -->"
+
+MADE_BY = "Made by `steppe study publish`"
+RESULTS_PAGE = Output("a page of results", re.compile(rb"\A# Results\n\n" + MADE_BY.encode()))
+"""How the page is known among the files of others."""
 
 _GEOMETRY = {
     "λmax": ("geometry", "lambda_max", "parts", "whole", "lambda_max", "value"),
@@ -72,7 +77,7 @@ def render_page(
     lines = [
         "# Results",
         "",
-        "Made by `steppe study publish` from what `results/` holds: do not edit.",
+        f"{MADE_BY} from what `results/` holds: do not edit.",
         "Test accuracy after the last epoch, no test-time augmentation; ± is the standard deviation over seeds. A",
         "claim *holds* or *does not hold* when its 95 % interval over seeds lies on one side, and else is undecided.",
         *([f"What source 004 and the others are: [sources]({sources})."] if sources else []),
