@@ -15,9 +15,9 @@ from steppe.data import Dataset, as_learned, in_order, take_about
 from steppe.evaluate import measure_accuracy, predict, suit_batch
 from steppe.measuring import ignore, trained_loss
 from steppe.runs import Run, write_answers
+from steppe.search.trial import VAL_EXAMPLES
 from steppe.studies.groups import answer
 from steppe.studies.subjects import Subject, load_model
-from steppe.studies.trial import VAL_EXAMPLES
 
 TIMED = 256
 """Images whose forward passes are timed, in two batches or more, of which the first warms up."""
