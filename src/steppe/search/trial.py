@@ -115,7 +115,7 @@ def run_trial(
             stop=stop,
             val_examples=VAL_EXAMPLES,
         )
-        _count(run, dataset)
+        count_cost(run, dataset)
     except (GivenUp, Late) as error:
         state, reason = ("pruned" if isinstance(error, GivenUp) else "late"), error.what
         _note_stop(Run(folder), state, reason)
@@ -187,7 +187,7 @@ class _Watch(Observer):
         return spent / whole if whole - spent >= 2 else 1.0
 
 
-def _count(run: Run, dataset: Dataset) -> None:
+def count_cost(run: Run, dataset: Dataset) -> None:
     """Add what is counted, not measured: parameters, FLOPs, the speed of training. Flatness waits for the best run."""
     if "parameters" not in run.read_or_empty("cost.json"):
         shape = (dataset.channels, dataset.image_size, dataset.image_size)

@@ -2,7 +2,8 @@
 
 The features of every image are computed once. The penalty comes from cross-validation, which also tells how accurate
 the head is on images it has not learned. So a probe may learn from the validation images, too
-(`data.learn_from_val`); the answers on images that were left out stay beside the weights, for calibration.
+(`data.learn_from_val`): its validation figures are then those of cross-validation, and the answers on images that were
+left out stay beside the weights, for calibration.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Probe:
         found, head = self._solve(learned, labels)
         self._put(head)
         seconds = time.perf_counter() - began
-        val_answers = found.logits[len(own[0]) :] if learns_from_val else head(val[0]).cpu()
-        self._record(seconds, _score(head(own[0]).cpu(), self.dataset.train), _score(val_answers, self.val))
+        judged = (found.logits, labels.cpu()) if learns_from_val else (head(val[0]).cpu(), self.val.labels)
+        self._record(seconds, _score(head(own[0]).cpu(), self.dataset.train.labels), _score(*judged))
         if learns_from_val:
             answers = {"logits": found.logits.contiguous(), "labels": labels.cpu()}
             write_atomically(self.run.path / OUT_OF_FOLD, save(answers))
@@ -176,7 +177,7 @@ class Probe:
         self.run.write("summary.json", summary)
 
 
-def _score(logits: Tensor, split: Split) -> dict[str, Any]:
-    loss = torch.nn.functional.cross_entropy(logits, split.labels).item()
-    accuracy = (logits.argmax(1) == split.labels).float().mean().item()
-    return {"loss": loss, "accuracy": accuracy, "examples": len(split)}
+def _score(logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    loss = torch.nn.functional.cross_entropy(logits, labels).item()
+    accuracy = (logits.argmax(1) == labels).float().mean().item()
+    return {"loss": loss, "accuracy": accuracy, "examples": len(labels)}
