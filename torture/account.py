@@ -23,7 +23,8 @@ ABOUT = {
     "fuzz": "Every input must end in a result or in an error meant for the user, within 30 s, with what was there "
     "untouched. Inputs come from seeded random mutation: the same seed gives the same inputs.",
     "hostile": "Files that would run a program if they were unpickled carelessly (the payload makes a folder, and does "
-    "so when unpickled by hand), hostile image folders, hostile names in figures and in the report.",
+    "so when unpickled by hand), hostile image folders, hostile names in figures and in the report, pipes and "
+    "devices in the place of files, rewritten weights, files that -o may not replace, images that have changed.",
     "place": "A full disk, a read-only folder, a clock that goes backwards, two processes on one run or study, a lost "
     "Ray worker.",
 }

@@ -112,7 +112,7 @@ def _feed(found: Found, name: str, target: Target, numbers: range, seed: int, fo
     for number in numbers:
         at = time.monotonic()
         try:
-            with _limited(LIMIT_S):
+            with limited(LIMIT_S):
                 once(random.Random(f"{seed} {name} {number}"))
         except SteppeError as error:
             refused += 1
@@ -139,7 +139,13 @@ def _place_of(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def limited(seconds: float) -> Iterator[None]:
+    """Inside, what takes longer ends in `TooLong`.
+
+    Args:
+        seconds: so long.
+    """
+
     def stop(number: int, frame: Any) -> None:
         raise TooLong
 

@@ -19,6 +19,7 @@ from steppe.data import Dataset
 from steppe.errors import SteppeError
 from torture.bombs import bombs
 from torture.found import Found
+from torture.special import changed_images, rewritten_weights, special_files, taken_places
 
 SCRIPT = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>%{x}$a$"
 NAMES = (
@@ -50,6 +51,9 @@ def torture(found: Found, files: int, place: Path) -> None:
     folders(found, place / "folders")
     named(found, place)
     many_files(found, files, place / "many")
+    for number, part in enumerate((special_files, rewritten_weights, taken_places, changed_images)):
+        (place / f"special{number}").mkdir()
+        part(found, place / f"special{number}")
     in_browser(found, place)
 
 

@@ -66,6 +66,27 @@ class MeasureError(SteppeError):
     """A measure means nothing for this model or these data, or cannot be made of them here."""
 
 
+_SHORTAGES = (
+    "out of memory",  # CUDA, MPS, HIP
+    "allocate memory",  # torch's CPU allocator, and the system's ENOMEM
+    "ALLOC_FAILED",  # cuBLAS, cuDNN, cuSOLVER: CUBLAS_STATUS_ALLOC_FAILED
+    "not enough memory",  # torch's CPU allocator on Windows
+    "bad_alloc",  # C++
+    "could not create a primitive",  # oneDNN, whose words for it name no memory
+    "could not create a memory",
+)
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Say whether an exception is memory running out, on any device.
+
+    Torch's own kind is known by its name, and what its libraries raise by their words: nothing is imported for it.
+    """
+    if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in _SHORTAGES)
+
+
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """Return the names in `known` that look most like `name`, best first."""
     by_lower = {k.lower(): k for k in known}

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from steppe.cli.main import app
@@ -98,6 +99,74 @@ def test_wrong_input_gets_one_clear_message(runs, tmp_path):
     execute(config, tmp_path / "other")
     _, text = steppe("compare", str(tmp_path / "other"), str(runs / "sam"))
     assert "not tested on the same images" in text
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Runs on two folders of 40 images of two classes each, which show other things."""
+    monkeypatch.chdir(tmp_path)
+    for name, seed in (("cats", 0), ("cars", 1)):
+        random = np.random.default_rng(seed)
+        for number in range(80):
+            place = tmp_path / name / "ab"[number % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number:02}.png")
+        steppe("train", "--data", name, "--model", "mlp_8", "--epochs", "1", "-o", f"run-{name}")
+    return tmp_path
+
+
+def test_runs_on_other_images_are_refused(folders):
+    result, text = steppe("compare", "run-cats", "run-cars")
+    assert result.exit_code != 0
+    assert "not tested on the same images: 16 images each, but other ones" in text
+    assert "--unpaired" in text
+
+
+def test_runs_on_other_images_are_compared_without_pairing(folders):
+    result, text = steppe("compare", "run-cats", "run-cars", "--unpaired", "-o", "found.json")
+    assert result.exit_code == 0, text
+    assert "nothing is paired" in text
+    found = json.loads((folders / "found.json").read_text())
+    assert found["paired_images"] is False
+    assert found["only_a"] is None
+
+
+@pytest.mark.parametrize("keep", ["cache", "stream"])
+def test_runs_that_kept_their_images_otherwise_are_compared(folders, monkeypatch, keep):
+    monkeypatch.setenv("STEPPE_CACHE", str(folders / "cache"))
+    common = ("--data", "cats", "--model", "mlp_8", "--epochs", "1", "--seed", "1")
+    steppe("train", *common, "--keep", keep, "-o", "other")
+    result, text = steppe("compare", "run-cats", "other")
+    assert result.exit_code == 0, text
+
+
+def test_runs_that_share_their_test_images_alone_are_compared(folders):
+    """More training images, and images of another size."""
+    for path in sorted((folders / "cars").rglob("*.png")):
+        (folders / "cats" / "test" / path.parent.name).mkdir(parents=True, exist_ok=True)
+        path.rename(folders / "cats" / "test" / path.parent.name / path.name)
+    (folders / "cats" / "train").mkdir()
+    for label in "ab":
+        (folders / "cats" / label).rename(folders / "cats" / "train" / label)
+    common = ("--data", "cats", "--model", "mlp_8", "--epochs", "1")
+    steppe("train", *common, "-o", "all")
+    steppe("train", *common, "--fraction", "0.5", "-o", "half")
+    steppe("train", *common, "--image-size", "4", "-o", "small")
+    next((folders / "cats" / "train" / "a").glob("*.png")).unlink()
+    steppe("train", *common, "--seed", "1", "--keep", "stream", "-o", "fewer")
+    for other in ("half", "small", "fewer"):
+        result, text = steppe("compare", "all", other)
+        assert result.exit_code == 0, text
+
+
+def test_points_of_another_variance_are_other_points(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = ("--data", "toy_moons", "--model", "mlp_8", "--epochs", "1")
+    for variance in ("0.1", "0.2"):
+        steppe("train", *common, "--variance", variance, "-o", f"v{variance}")
+    result, text = steppe("compare", "v0.1", "v0.2")
+    assert result.exit_code != 0
+    assert "same images" in text
 
 
 LABELS = np.zeros(100, dtype=np.int32)

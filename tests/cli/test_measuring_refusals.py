@@ -116,9 +116,10 @@ def test_nothing_to_measure(capsys):
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         MemoryError(),
     ],
-    ids=["cuda", "cpu", "python"],
+    ids=["cuda", "cpu", "cublas", "python"],
 )
 def test_memory_that_runs_out_beyond_help_is_no_traceback(runs, capsys, monkeypatch, error):
     def raise_it(*_):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import steppe
+from PIL import Image
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +152,53 @@ def test_missing_data_are_told_once(capsys, tmp_path):
     assert "failed for the same reason" in told.out
     assert told.err.count("imagenet is not there") == told.err.count("mend:") == 1
     assert " and 1 more: imagenet is not there" in told.err
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """A folder of 24 images, and a study of two runs on it."""
+    random = np.random.default_rng(0)
+    for number in range(24):
+        place = tmp_path / "photos" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number:02}.png")
+    study = STUDY.replace("[base]\n", '[base]\ndata = { name = "photos" }\n').replace("resnet_tiny", "mlp_8")
+    (tmp_path / "mini.toml").write_text(study)
+    return tmp_path / "photos"
+
+
+def test_a_study_whose_images_have_changed_is_refused(photos, tmp_path, capsys):
+    assert steppe("study", "run", "mini.toml", "--only", "how=base") == 0
+    capsys.readouterr()
+    content = (photos / "a" / "00.png").read_bytes()
+    (photos / "a" / "00.png").unlink()
+    assert steppe("study", "run", "mini.toml", "--workers", 1) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the data are not those that" in told
+    assert "training images then" in told
+    assert len(list((tmp_path / "runs" / "mini").glob("*/summary.json"))) == 1
+    (photos / "a" / "00.png").write_bytes(content)
+    assert steppe("study", "run", "mini.toml") == 0
+    assert len(list((tmp_path / "runs" / "mini").glob("*/summary.json"))) == 2
+
+
+def test_a_study_whose_runs_learned_from_different_images_is_refused(photos, tmp_path, capsys):
+    assert steppe("study", "run", "mini.toml") == 0
+    capsys.readouterr()
+    path = max((tmp_path / "runs" / "mini").glob("*/data.json"))
+    about = json.loads(path.read_text())
+    about["examples"]["train"] -= 1
+    path.write_text(json.dumps(about))
+    assert steppe("study", "run", "mini.toml") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "learned from different data" in told
+    assert f"{about['examples']['train'] + 1} training images then" in told
+
+
+def test_a_run_whose_images_have_changed_says_what_has(photos, capsys):
+    command = ("train", "--data", "photos", "--model", "mlp_8", "--epochs", 1, "-o", "run")
+    assert steppe(*command) == 0
+    (photos / "a" / "00.png").unlink()
+    assert steppe(*command) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"not those this run was made with: 18 training images then, 17 now", told)

@@ -13,7 +13,7 @@ from scipy import ndimage
 
 from steppe.data import CORRUPTIONS, corrupt
 from steppe.data.corruption_tools import Keyed, disk, motion, shuffled, zoomed
-from steppe.data.corruption_weather import _distance, _equalised, ice, plasma_fractal
+from steppe.data.corruption_weather import _distance, _equalised, frosted_pane, plasma_fractal
 from steppe.data.corruptions import CONSTANTS
 from steppe.data.jpeg import compress
 from steppe.errors import ConfigError
@@ -342,14 +342,56 @@ def test_snow_brightens_in_streaks():
     assert torch.allclose(out, out.flip(2, 3), atol=1 / 255 + 1e-6)
 
 
-def test_frost_is_ice_of_many_scales():
-    for side in (32, 224):
-        layer = ice(side, Keyed(torch.arange(8), 0, torch.device("cpu")))
-        assert layer.shape == (8, 1, side, side)
-        assert 0 <= layer.min() <= layer.max() <= 1
-        assert 0.2 < layer.mean() < 0.6
-        assert (layer.std((1, 2, 3)) > 0.1).all()
-        assert (layer[0] - layer[1]).abs().mean() > 0.05
+PUBLISHED_FROST = {
+    "cifar": {"side": 32, "colour": (144, 165, 177), "contrast": 14.7, "slope": -0.86, "distance": (30.7, 48.7, 41.1)},
+    "imagenet": {
+        "side": 224,
+        "colour": (144, 165, 177),
+        "contrast": 23.3,
+        "slope": -0.78,
+        "distance": (59.9, 74.0, 72.9),
+    },
+}
+"""Measured on 300 crops of the pictures of the published program: the mean colour and the contrast of a crop, the slope
+of its amplitude spectrum, and the mean distance from `photographs` at severities 1, 3 and 5."""
+
+
+def spectral_slope(images: np.ndarray) -> float:
+    """Slope of log amplitude over log frequency, of windowed (B, H, W)."""
+    side = images.shape[1]
+    window = np.outer(np.hanning(side), np.hanning(side))
+    powers = np.abs(np.fft.fft2((images - images.mean((1, 2), keepdims=True)) * window)) ** 2
+    mean = np.fft.fftshift((powers / images.var((1, 2), keepdims=True)).mean(0))
+    y, x = np.indices(mean.shape) - side // 2
+    ring = np.hypot(x, y).astype(int).ravel()
+    profile = np.bincount(ring, mean.ravel()) / np.bincount(ring)
+    frequency = np.arange(2, side // 3)
+    return float(np.polyfit(np.log(frequency), 0.5 * np.log(profile[frequency]), 1)[0])
+
+
+@pytest.mark.parametrize("scale", PUBLISHED_FROST)
+def test_frosted_pane_has_the_published_colour_contrast_and_spectrum(scale):
+    published = PUBLISHED_FROST[scale]
+    panes = 255 * frosted_pane(published["side"], Keyed(torch.arange(100), 0, torch.device("cpu"))).numpy()
+    assert panes.shape == (100, 3, published["side"], published["side"])
+    assert panes.mean((0, 2, 3)) == pytest.approx(published["colour"], rel=0.08)
+    luminance = np.einsum("bchw,c->bhw", panes, (0.299, 0.587, 0.114))
+    assert luminance.std((1, 2)).mean() == pytest.approx(published["contrast"], rel=0.1)
+    assert spectral_slope(luminance) == pytest.approx(published["slope"], abs=0.25)
+    assert np.abs(panes[0] - panes[1]).mean() > 5
+
+
+@pytest.mark.parametrize("scale", PUBLISHED_FROST)
+def test_frost_is_as_far_from_the_image_as_published(scale):
+    images = photographs(6, PUBLISHED_FROST[scale]["side"])[torch.arange(150) % 6]
+    found = [
+        apart(corrupt(images, "frost", severity, indices=torch.arange(150), scale=scale).numpy(), images.numpy())
+        for severity in (1, 3, 5)
+    ]
+    assert found == pytest.approx(PUBLISHED_FROST[scale]["distance"], rel=0.08)
+
+
+def test_frost_adds_to_what_is_left_of_the_image():
     c = constant("frost", 3, "imagenet")
     white = torch.full((4, 3, 96, 96), 255, dtype=torch.uint8)
     assert corrupt(white, "frost", 3, indices=torch.arange(4)).min() >= int(255 * c[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,19 @@ from commands import steppe
 from PIL import Image
 
 from steppe.config import DataConfig
-from steppe.data import Dataset, Keeping, as_learned, dataset, is_learned, load
+from steppe.data import (
+    Dataset,
+    Keeping,
+    as_learned,
+    check_unchanged,
+    dataset,
+    has_same_images,
+    is_learned,
+    list_changes,
+    load,
+)
 from steppe.data.folder import Storage
+from steppe.errors import DataError
 from steppe.runs import Run
 
 WAYS: tuple[Storage, ...] = ("memory", "cache", "stream")
@@ -85,3 +97,50 @@ def test_a_run_is_measured_and_goes_on_however_its_images_are_kept(folder, tmp_p
             scores.append(Run(f"run-{there}").read("robustness.json")["scores"]["nll"])
         assert steppe("train", *common, "--keep", "stream", "-o", f"run-{there}") == 0
     assert scores == [scores[0]] * 6
+
+
+def test_what_has_changed_is_named(folder):
+    about = read(folder, "memory").describe()
+    check_unchanged(about, read(folder, "memory"))
+    check_unchanged({}, read(folder, "memory"))
+    change_a_pixel(folder)
+    (folder / "a" / "00.bmp").unlink()
+    with pytest.raises(DataError) as caught:
+        check_unchanged(about, read(folder, "memory"), where="here")
+    assert "not those this run was made with: 18 training images then, 17 now" in caught.value.what
+    assert caught.value.where == "here"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"classes": ["a", "c"]}, "the class 'c' then is 'b' now"),
+        ({"classes": ["a", "b", "c"]}, "3 classes then, 2 now"),
+        ({"stored_size": 16}, "16 pixels a side then, 8 now"),
+        ({"channels": 1}, "1 channels then, 3 now"),
+        ({"examples": {"val": 7}}, "7 validation images then, 2 now"),
+        ({"fingerprint": "other", "splits": {"test": {"pixels": "other"}}}, "the test images are others"),
+    ],
+)
+def test_each_change_has_its_words(folder, change, expected):
+    now = read(folder, "memory").describe()
+    assert expected in list_changes({**now, **change}, now)
+
+
+@pytest.mark.parametrize("here", WAYS)
+@pytest.mark.parametrize("there", WAYS)
+def test_a_test_folder_is_the_same_whatever_else_there_is(tmp_path, folder, there, here):
+    (tmp_path / "set").mkdir()
+    folder.rename(tmp_path / "set" / "train")
+    shutil.copytree(tmp_path / "set" / "train", tmp_path / "set" / "test")
+    before = read(tmp_path / "set", there).describe()
+    (tmp_path / "set" / "train" / "a" / "00.bmp").unlink()
+    after = read(tmp_path / "set", here).describe()
+    assert [has_same_images(before, after, split) for split in ("train", "test")] == [False, True]
+    (tmp_path / "set" / "test" / "a" / "00.bmp").rename(tmp_path / "set" / "test" / "a" / "99.bmp")
+    assert has_same_images(before, read(tmp_path / "set", here).describe(), "test") is False
+
+
+def test_images_without_a_record_may_be_any(folder):
+    about = read(folder, "memory").describe()
+    assert has_same_images(about, {"examples": about["examples"]}, "test") is None

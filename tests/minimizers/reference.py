@@ -157,10 +157,10 @@ class Reference:
         return self.loss(self.w), add(sharp, add(first, parallel, -1.0), -alpha)
 
     def fsam(self, rho, sigma, lam):
-        first = self.g(self.w)
-        average = add(scale(self.memory.get("m", scale(first, 0.0)), lam), first, 1 - lam)
-        self.memory["m"] = average
-        epsilon = perturbation(self.problem, self.w, add(first, average, -sigma), rho)
+        first, average = self.g(self.w), self.memory.get("m")
+        step = first if average is None else add(first, average, -sigma)
+        self.memory["m"] = first if average is None else add(scale(average, lam), first, 1 - lam)
+        epsilon = perturbation(self.problem, self.w, step, rho)
         return self.loss(self.w), self.g(add(self.w, epsilon))
 
     def samon(self, rho, chosen):

@@ -103,11 +103,11 @@ class Loops:
             draws = {n: d for n, d in zip(ORDER, draws, strict=True) if n in first and n not in STILL}
             chosen, stretch = [n for n, d in draws.items() if d <= max(0.5, min(draws.values()))], 2.0
         if self.method == "fsam":
-            for n in ORDER:
-                self.mean[n] = self.o[n]["lam"] * self.mean.get(n, torch.zeros_like(self.w[n]))
-                if n in source:
-                    self.mean[n] = self.mean[n] + (1 - self.o[n]["lam"]) * source[n]
-            source = {n: g - self.o[n]["sigma"] * self.mean[n] for n, g in source.items()}
+            raw = source
+            source = {n: g - self.o[n]["sigma"] * self.mean.get(n, torch.zeros_like(g)) for n, g in raw.items()}
+            for n, g in raw.items():
+                lam = self.o[n]["lam"] if n in self.mean else 0.0
+                self.mean[n] = lam * self.mean.get(n, torch.zeros_like(g)) + (1 - lam) * g
         sharp = self.gradient(self.moved(source, stretch, chosen), 1)
         if self.method == "gsam":
             share = dot(first, sharp) / dot(sharp, sharp)

@@ -31,6 +31,11 @@ CASES = {
         {"rho": 0.5, "rho_min": 0.1, "alpha": 0.2, "lr_max": 0.4},
     ),
     "fsam": ("fsam", {"rho": 0.3, "sigma": 1.0, "lam": 0.6}, {"rho": 0.3, "sigma": 1.0, "lam": 0.6}),
+    "fsam, part of the average": (
+        "fsam",
+        {"rho": 0.3, "sigma": 0.6, "lam": 0.8},
+        {"rho": 0.3, "sigma": 0.6, "lam": 0.8},
+    ),
     "aesam": (
         "aesam",
         {"rho": 0.3, "decay": 0.8, "num_steps": STEPS},

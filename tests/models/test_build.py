@@ -117,3 +117,21 @@ def test_weights_are_loaded_or_refused(tmp_path):
     (tmp_path / "w.safetensors").write_bytes(b"junk")
     with pytest.raises(RunError, match="cannot be read"):
         load_weights(other, tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_another_type_than_training_wrote_are_refused(kind, tmp_path):
+    model = make("resnet_tiny")
+    state = model.state_dict()
+    save_file({k: v.to(kind) if v.is_floating_point() else v for k, v in state.items()}, tmp_path / "w.safetensors")
+    with pytest.raises(RunError, match="changed after training") as caught:
+        load_weights(model, tmp_path / "w.safetensors")
+    assert f"{str(kind).removeprefix('torch.')}, not float32" in str(caught.value)
+
+
+def test_counters_of_a_run_stay_whole_numbers(tmp_path):
+    model = make("resnet_tiny")
+    name = next(key for key in model.state_dict() if key.endswith("num_batches_tracked"))
+    save_file(model.state_dict() | {name: torch.tensor(3)}, tmp_path / "w.safetensors")
+    load_weights(model, tmp_path / "w.safetensors")
+    assert model.state_dict()[name].item() == 3

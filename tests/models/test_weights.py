@@ -250,3 +250,30 @@ def test_a_head_without_dimensions_begins_afresh(tmp_path):
     state = {**trained("mlp_8", 8).state_dict(), "head.weight": torch.tensor(1.0), "head.bias": torch.tensor(1.0)}
     save_file(state, tmp_path / "w.safetensors")
     assert finetune("mlp_8", tmp_path / "w.safetensors", 8).head.weight.shape == (10, 8)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pth"])
+def test_weights_that_are_not_floating_point_are_refused(kind, name, tmp_path):
+    state = {k: v.to(kind) if v.is_floating_point() else v for k, v in trained("resnet_tiny").state_dict().items()}
+    save_file(state, tmp_path / name) if name.endswith("safetensors") else torch.save(state, tmp_path / name)
+    with pytest.raises(ConfigError, match="weights are floating-point numbers"):
+        finetune("resnet_tiny", tmp_path / name)
+
+
+def test_a_head_that_is_not_floating_point_is_refused(tmp_path):
+    state = trained("mlp_8").state_dict()
+    head = list(state)[-1]
+    save_file({**state, head: state[head].to(torch.int64)}, tmp_path / "w.safetensors")
+    with pytest.raises(ConfigError, match="weights are floating-point numbers"):
+        finetune("mlp_8", tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_pretrained_weights_of_another_precision_are_converted(kind, tmp_path):
+    before = trained("resnet_tiny").state_dict()
+    save_file({k: v.to(kind) if v.is_floating_point() else v for k, v in before.items()}, tmp_path / "w.safetensors")
+    after = finetune("resnet_tiny", tmp_path / "w.safetensors").state_dict()
+    for key, value in before.items():
+        assert after[key].dtype == value.dtype
+        torch.testing.assert_close(after[key], value, rtol=1e-2, atol=1e-3)

@@ -100,6 +100,51 @@ def test_other_images_are_refused():
         compare_groups(Group("a", {0: answers(first(9))}), Group("b", {0: other}))
 
 
+def noted(test: str, **more) -> dict:
+    """What `data.json` says of a test set with these pixels."""
+    return {"examples": {"test": 400}, "stored_size": 8, "splits": {"test": {"pixels": test}}, **more}
+
+
+def test_other_images_with_the_same_labels_are_refused():
+    a = Group("a", {0: answers(first(300))}, {0: noted("x")})
+    b = Group("b", {0: answers(first(340))}, {0: noted("y")})
+    with pytest.raises(ValueError, match="same images: 400 images each, but other ones"):
+        compare_groups(a, b)
+    assert compare_groups(a, Group("b", b.runs, {0: noted("x")})).accuracy.difference == pytest.approx(0.1)
+
+
+def test_images_of_which_nobody_knows_which_they_were_are_refused():
+    a = Group("a", {0: answers(first(300))}, {0: noted("x")})
+    with pytest.raises(ValueError, match="does not say"):
+        compare_groups(a, Group("b", a.runs, {0: {"examples": {"test": 400}}}))
+
+
+def test_runs_of_one_group_that_were_tested_on_other_images_are_refused():
+    runs = {0: answers(first(300)), 1: answers(first(310))}
+    mixed = Group("mixed", runs, {0: noted("x"), 1: noted("y")})
+    for paired in (True, False):
+        with pytest.raises(ValueError, match="the runs of mixed were not tested"):
+            compare_groups(mixed, Group("b", runs), paired=paired)
+
+
+def test_without_pairing_images_and_seeds_are_independent():
+    runs = {seed: answers(first(count)) for seed, count in enumerate((200, 260, 320))}
+    better = {seed: answers(first(count + 10)) for seed, count in enumerate((200, 260, 320))}
+    a, b = (
+        Group("a", runs, dict.fromkeys(range(3), noted("x"))),
+        Group("b", better, dict.fromkeys(range(3), noted("y"))),
+    )
+    found = compare_groups(a, b, paired=False)
+    assert found.accuracy.difference == pytest.approx(10 / 400)
+    assert (found.accuracy.paired, found.by_image, found.alike) == (False, False, False)
+    assert (found.only_a, found.only_b) == (None, None)
+    means = [np.mean([run.hits for run in group.runs.values()], axis=0) for group in (a, b)]
+    error = np.hypot(*(mean.std(ddof=1) / 20 for mean in means))
+    assert found.accuracy.images[1] - 10 / 400 == pytest.approx(1.96 * error, rel=1e-3)
+    apart = Group("b", {seed + 5: run for seed, run in better.items()})
+    assert found.accuracy.seeds == pytest.approx(compare_groups(Group("a", runs), apart).accuracy.seeds)
+
+
 def test_answers_are_kept_and_damage_is_told(tmp_path):
     assert read_answers(tmp_path) is None
     write_answers(tmp_path, answers(first(123)))

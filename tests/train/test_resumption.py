@@ -12,7 +12,7 @@ from training import KillAt, KilledError, make_config, story, weights
 import steppe.train.loop as loop
 from steppe import data
 from steppe.config import DataConfig
-from steppe.errors import ConfigError, Interrupted, RunError, TrainingError
+from steppe.errors import ConfigError, DataError, Interrupted, RunError, TrainingError
 from steppe.runs import Observer, Run
 from steppe.train import train
 
@@ -220,7 +220,7 @@ def test_other_data_or_a_foreign_checkpoint_is_refused(digits, tmp_path):
     with pytest.raises(KilledError):
         train(config, digits, tmp_path / "r", observer=KillAt(6, 5))
     other = data.load(DataConfig(split_seed=1))
-    with pytest.raises(RunError, match="not what this run was made with"):
+    with pytest.raises(DataError, match="not those this run was made with: the training images are others"):
         train(config, other, tmp_path / "r")
     checkpoint = tmp_path / "r" / "checkpoint.safetensors"
     for content in (b"", b"junk" * 100, checkpoint.read_bytes()[:-50]):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,3 +98,19 @@ def test_aesam_knows_how_much_of_the_training_is_done(digits):
     done[0] = 1.0
     rule.variance = 1.0
     assert rule.observe(2, torch.tensor(0.9))  # in the end below it will do
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the memory of a process as Linux does")
+def test_cpu_without_room_for_the_batch_splits_it_into_the_same_update():
+    program = Path(__file__).with_name("short_of_memory.py")
+
+    def two_steps(room_mib: int) -> dict:
+        done = subprocess.run([sys.executable, program, str(room_mib)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    whole, split = two_steps(0), two_steps(120)
+    assert whole["said"] == []
+    assert split["said"][0] == "memory ran out: going on with 2 micro-batches a step, which is the same update"
+    assert split["losses"] == pytest.approx(whole["losses"], rel=1e-4)
+    assert split["bias"] == pytest.approx(whole["bias"], rel=1e-3, abs=1e-6)

@@ -25,7 +25,7 @@ from steppe.cli.show import console, errors
 from steppe.cli.symmetry import symmetry
 from steppe.cli.train import train
 from steppe.cli.versus import compare
-from steppe.errors import Interrupted, SteppeError
+from steppe.errors import Interrupted, SteppeError, ran_out_of_memory
 
 app = typer.Typer(
     cls=Group,
@@ -71,9 +71,8 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:
         where = f"\n  where: {str(error.filename)[:200]}" if error.filename else ""
         _complain(f"the system refused: {error.strerror or error}{where}")
-    except (MemoryError, RuntimeError) as error:
-        told = "allocate memory" in str(error) or "out of memory" in str(error)  # a CPU's words, and CUDA's
-        if not isinstance(error, MemoryError) and not told:
+    except Exception as error:
+        if not ran_out_of_memory(error):
             raise
         _complain("the memory ran out\n  mend:  try a smaller batch_size or image_size, or another model")
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli.place import DataRootOption, DeviceOption
-from steppe.cli.show import JsonOption, ReadingProgress, console, errors, print_json, progress_bar
+from steppe.cli.show import ForceOption, JsonOption, ReadingProgress, console, errors, print_json, progress_bar
 from steppe.errors import ConfigError, DataError
-from steppe.runs import write_atomically
+from steppe.runs import Output, json_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -36,6 +37,15 @@ class Format(StrEnum):
     csv = "csv"
 
 
+_MADE_BY = "steppe predict"
+PREDICTIONS = {
+    Format.table: Output("a table of predictions", re.compile(rb"\Aimage +class +probability")),
+    Format.json: json_of("a file of predictions", _MADE_BY),
+    Format.csv: Output("a file of predictions", re.compile(rb"\Aimage,class_1,probability_1\b")),
+}
+DRAWING = Output("a drawing of attention", re.compile(rb"tEXtSoftware\0steppe predict|/Creator \(steppe predict\)"))
+
+
 class Odd(StrEnum):
     """What happens to images that are not 8-bit RGB or grey."""
 
@@ -54,6 +64,7 @@ def predict(
         typer.Option("--format", help="how answers are written  \\[default: a table, or what the name of --out says]"),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="write there instead")] = None,
+    force: ForceOption = False,
     odd_images: Annotated[
         Odd | None,
         typer.Option(help="what to do with images that are not 8-bit RGB or grey  \\[default: as the run's data]"),
@@ -79,6 +90,11 @@ def predict(
     kind = _format_of(Format.json if json_ else format_, out)
     if attention is not None and attention.suffix.lower() not in (".png", ".pdf"):
         raise ConfigError("it is not clear what to draw", where=str(attention), mend="call it FILE.png or FILE.pdf")
+    if out is not None:
+        PREDICTIONS[kind].check(out, force=force)
+    if attention is not None:
+        attention = attention.with_suffix(attention.suffix.lower())
+        DRAWING.check(attention, force=force)
     from steppe.deploy import Skipped, find_pictures, open_trained, predict_pictures
 
     trained = open_trained(run, device=device)
@@ -108,26 +124,31 @@ def predict(
     if json_ and out is None:
         print_json(_as_json(trained, calibration, predictions, skipped))
     else:
-        _give(kind, trained, calibration, predictions, skipped, out)
+        _give(kind, trained, calibration, predictions, skipped, out, force)
     if skipped:
         _say(f"{len(predictions)} classified, {len(skipped)} skipped")
     if attention is not None:
-        _draw_attention(trained, pictures, predictions, odd_images, attention)
+        _draw_attention(trained, pictures, predictions, odd_images, attention, force)
 
 
 def _draw_attention(
-    trained: Trained, pictures: Sequence[Picture], predictions: Sequence[Prediction], odd_images: Odd | None, to: Path
+    trained: Trained,
+    pictures: Sequence[Picture],
+    predictions: Sequence[Prediction],
+    odd_images: Odd | None,
+    to: Path,
+    force: bool,
 ) -> None:
     from steppe.deploy import look_at
-    from steppe.report.paper import draw_attention, save
+    from steppe.report.paper import draw_attention, encode
 
     answers = {one.name: one for one in predictions}
     chosen = [picture for picture in pictures if picture.name in answers][:DRAWN]
     images, maps = look_at(trained, chosen, odd_images=odd_images.value if odd_images else None)
     names = [f"{one.classes[0][:14]} {one.probabilities[0]:.0%}" for one in (answers[p.name] for p in chosen)]
     figure = draw_attention(images, maps, trained.name, names)
-    (path,) = save(figure, to.with_suffix(""), [to.suffix.lower().removeprefix(".")])
-    _say(f"attention: {path}")
+    DRAWING.write(to, encode(figure, to.suffix.removeprefix("."), _MADE_BY), force=force)
+    _say(f"attention: {to}")
 
 
 def calibrate(
@@ -172,6 +193,7 @@ def _give(
     predictions: Sequence[Prediction],
     skipped: Sequence[Skipped],
     out: Path | None,
+    force: bool,
 ) -> None:
     if kind is Format.json:
         text = json.dumps(_as_json(trained, calibration, predictions, skipped), indent=2) + "\n"
@@ -180,7 +202,7 @@ def _give(
     else:
         text = _as_table(predictions, calibrated=calibration is not None)
     if out is not None:
-        write_atomically(out, text)
+        PREDICTIONS[kind].write(out, text, force=force)
         _say(f"written: {out}")
     else:
         console.out(text, end="", highlight=False)
@@ -190,6 +212,7 @@ def _as_json(
     trained: Trained, calibration: Calibration | None, predictions: Sequence[Prediction], skipped: Sequence[Skipped]
 ) -> dict[str, Any]:
     return {
+        "made_by": _MADE_BY,
         "run": trained.name,
         "calibrated": calibration is not None,
         "temperature": calibration.temperature if calibration else None,

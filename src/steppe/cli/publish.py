@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.show import console, errors
+from steppe.cli.show import ForceOption, console, errors
 from steppe.config import PlannedRun, StudyConfig, at_scale, plan
 from steppe.errors import RunError, SteppeError
+from steppe.plain_files import read_plain_text
 from steppe.runs import Run, read_json, write_atomically
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def publish(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="the page to write; pictures go to images/results beside it")
     ] = (Path("docs/results.md")),
+    force: ForceOption = False,
     readme: Annotated[
         Path | None, typer.Option(help="also renew the table between the marks in this file", show_default=False)
     ] = None,
@@ -43,10 +45,11 @@ def publish(
 
     A study's folder takes part once `steppe study compare NAME FOLDER` has left its compare.json there.
     """
-    from steppe.report.publish import put_between_marks, read_benchmarks, render_page, render_summary
+    from steppe.report.publish import RESULTS_PAGE, put_between_marks, read_benchmarks, render_page, render_summary
 
     if not folder.is_dir():
         raise RunError("there is no such folder", where=str(folder), mend="name a folder of results")
+    RESULTS_PAGE.check(out, force=force)
     found: list[StudyResults] = []
     for path in sorted(p.parent for p in folder.glob("*/compare.json")):
         study = _read(path, out, taken=[one.title for one in found])
@@ -58,14 +61,14 @@ def publish(
         mend = "run `steppe study compare NAME FOLDER` on a study's folder of results first"
         raise RunError("there is no compared study here", where=str(folder), mend=mend)
     sources = "sources.md" if (out.parent / "sources.md").is_file() else None
-    write_atomically(out, render_page(found, read_benchmarks(folder), sources))
+    RESULTS_PAGE.write(out, render_page(found, read_benchmarks(folder), sources), force=force)
     console.print(f"written: {out}", markup=False, soft_wrap=True)
     if readme is not None:
         if not readme.is_file():
             raise RunError("there is no such file", where=str(readme), mend="check the path")
         page = Path(os.path.relpath(out, readme.parent)).as_posix()
         lines = render_summary(found, f"{page}#")
-        write_atomically(readme, put_between_marks(readme.read_text(encoding="utf-8"), lines, str(readme)))
+        write_atomically(readme, put_between_marks(read_plain_text(readme), lines, str(readme)))
         console.print(f"renewed: {readme}", markup=False, soft_wrap=True)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli.show import JsonOption, console, errors, print_json
+from steppe.cli.show import ForceOption, JsonOption, console, errors, print_json
 from steppe.errors import ConfigError, RunError
 
 
@@ -20,6 +20,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="the page to write  \\[default: report.html]", show_default=False)
     ] = None,
+    force: ForceOption = False,
     title: Annotated[str | None, typer.Option(help="the page's title")] = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="serve the page to this machine's browser and renew it as runs go on")
@@ -30,7 +31,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about runs; it works offline."""
     from steppe.report import print_table, row_values
-    from steppe.report.page import write_page
+    from steppe.report.page import PAGE, write_page
     from steppe.report.parts import read_parts, summarise_parts
     from steppe.runs import find_runs
 
@@ -51,10 +52,11 @@ def report(
     out = out or Path("report.html")
     if out.is_dir():
         raise RunError("this is a folder, not a page", where=str(out), mend=f"say -o {out / 'report.html'}")
+    PAGE.check(out, force=force)
     rows = summarise_parts(parts)
     if not json:
         print_table(rows, console)
-    page = write_page(parts, out, title=title)
+    page = write_page(parts, out, title=title, force=force)
     if json:
         print_json({"report": str(page), "rows": [row_values(row) for row in rows]})
     else:

@@ -77,6 +77,11 @@ def print_json(value: Any) -> None:
     _document.print(json_text(value), soft_wrap=True)
 
 
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="replace the file of --out whatever it is; else only an earlier one of its kind")
+]
+
+
 def json_text(value: Any) -> str:
     """A value as readable JSON: paths as text, NaN and infinity as null."""
     text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)

@@ -8,7 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from steppe.cli.show import console
+from steppe.errors import RunError
+from steppe.runs import holds_others, json_of, write_json
 
+NUMBERS = json_of("a file of numbers", "steppe symmetry")
 _CASES = {"weights": "weights, no biases", "weights_and_biases": "weights and biases"}
 _PRESETS = {
     "weights, η = 0": "asam_weights",
@@ -29,10 +32,13 @@ def symmetry(
     """Rescale a ReLU network at random: its outputs stay, SAM's loss moves, ASAM's stays with the right preset."""
     from steppe.geometry.symmetry import measure_symmetry
     from steppe.report import paper
-    from steppe.runs import write_json
 
+    if holds_others(out) and not (out / "symmetry.json").is_file():
+        what = "this folder holds something else than the numbers and figures of this command"
+        raise RunError(what, where=str(out), mend="choose another folder with --out")
+    NUMBERS.check(out / "symmetry.json")
     found = measure_symmetry(seed=seed, steps=steps, rho=rho, asam_rho=asam_rho, eta=eta)
-    write_json(out / "symmetry.json", found)
+    write_json(out / "symmetry.json", {"made_by": "steppe symmetry", **found})
     for name, figure in _figures(found, paper).items():
         paper.save(figure, out / name)
     for case in _CASES:

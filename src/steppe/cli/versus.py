@@ -10,13 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.cli.place import DataRootOption
-from steppe.cli.show import JsonOption, console, errors, json_text, print_json
+from steppe.cli.show import ForceOption, JsonOption, console, errors, json_text, print_json
 from steppe.errors import RunError
-from steppe.runs import write_atomically
+from steppe.runs import json_of
 
 if TYPE_CHECKING:
     from steppe.studies.versus import Difference, Versus
 
+COMPARISON = json_of("a comparison", "steppe compare")
+UNPAIRED = "nothing is paired, neither images nor seeds: A and B are taken as independent"
 _WHAT = "a run folder, a folder of runs that differ in their seed, or FOLDER:LABEL=VALUE,… of a study"
 
 
@@ -28,30 +30,41 @@ def compare(
     draws: Annotated[
         int, typer.Option(min=100, max=1_000_000, help="so many draws of the bootstrap over test images")
     ] = 10_000,
+    unpaired: Annotated[
+        bool, typer.Option("--unpaired", help="take A and B as independent: they may be tested on different images")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="also write all of it there, as JSON")
     ] = None,
+    force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Say whether B is better than A on their test set, with 95 % intervals over seeds and over images."""
+    """Say whether B is better than A on their test set, with 95 % intervals over seeds and over images.
+
+    Both have to be tested on the same images, unless --unpaired is given.
+    """
     from steppe.studies.groups import find_group
     from steppe.studies.versus import compare_groups
+
+    if out is not None:
+        COMPARISON.check(out, force=force)
 
     def tell(words: str) -> None:
         errors.print(words, markup=False, soft_wrap=True)
 
     groups = [find_group(name, data_root=data_root, device=device, tell=tell) for name in (a, b)]
     try:
-        found = compare_groups(*groups, draws=draws)
+        found = compare_groups(*groups, draws=draws, paired=not unpaired)
     except ValueError as error:
-        mend = "compare runs of the same data set, size and split_seed"
+        mend = "compare runs of the same data set, size and split_seed, or say --unpaired to leave the pairing out"
+        mend = mend if not unpaired else "name runs that were tested on the same images on each side"
         raise RunError(str(error), where=f"{a} and {b}", mend=mend) from None
     if json:
         print_json(_as_json(found))
     else:
         _print(found)
     if out is not None:
-        write_atomically(out, json_text(_as_json(found)) + "\n")
+        COMPARISON.write(out, json_text(_as_json(found)) + "\n", force=force)
         console.print(f"written: {out}", markup=False, soft_wrap=True)
 
 
@@ -68,8 +81,8 @@ def _print(found: Versus) -> None:
         table.add_row(name, *(Text(word) for word in words))
     console.print(table)
     right = f"{found.only_a} images are right in A alone, {found.only_b} in B alone"
-    several = len(found.a.runs) + len(found.b.runs) > 2
-    console.print(right + (" (median over pairs)" if several else ""), markup=False)
+    right += " (median over pairs)" if len(found.a.runs) + len(found.b.runs) > 2 else ""
+    console.print(right if found.by_image else UNPAIRED, markup=False, soft_wrap=True)
     console.print(Text(conclude(found), style="bold"), soft_wrap=True)
 
 
@@ -116,9 +129,11 @@ def _as_json(found: Versus) -> dict[str, Any]:
         return {key: getattr(one, key) for key in keys}
 
     return {
+        "made_by": "steppe compare",
         **{key: {"name": g.name, "seeds": sorted(g.runs)} for key, g in (("a", found.a), ("b", found.b))},
         "accuracy": difference(found.accuracy),
         "nll": difference(found.nll),
+        "paired_images": found.by_image,
         "only_a": found.only_a,
         "only_b": found.only_b,
         "conclusion": conclude(found),

@@ -13,14 +13,18 @@ from pydantic import BaseModel, ValidationError
 from steppe.config.run import BudgetConfig, RunConfig
 from steppe.config.section import Section
 from steppe.errors import ConfigError, nearest
+from steppe.plain_files import read_plain_text
 
 Model = TypeVar("Model", bound=BaseModel)
+
+LARGEST = 4 * 2**20
+"""So many bytes of a configuration are read at the most."""
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file, with the file and line in any complaint."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(read_plain_text(path, LARGEST))
     except FileNotFoundError:
         raise ConfigError("there is no such file", where=str(path), mend="check the path") from None
     except (OSError, UnicodeDecodeError) as error:

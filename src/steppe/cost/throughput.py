@@ -16,6 +16,7 @@ from torch import nn
 
 from steppe.cost.energy import EnergyMeter
 from steppe.cost.memory import measure_peak_memory
+from steppe.errors import ran_out_of_memory
 
 BATCH_SIZES = tuple(2**power for power in range(5, 14))
 """32, 64 … 8192."""
@@ -83,8 +84,8 @@ def measure_throughput(
                     break
                 try:
                     speed, joules, why_not = _time_size(model, _batch(image_shape, size, device), each)
-                except (torch.OutOfMemoryError, RuntimeError) as error:
-                    if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                except Exception as error:
+                    if not ran_out_of_memory(error):
                         raise
                     found.ended = f"memory ran out at {size}"
                     break

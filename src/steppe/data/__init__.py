@@ -13,7 +13,7 @@ from steppe.data.evaluation import (
     read_corrupted,
 )
 from steppe.data.folder import Keeping
-from steppe.data.learned import as_learned, is_learned
+from steppe.data.learned import as_learned, check_unchanged, has_same_images, is_learned, list_changes
 from steppe.data.loader import Loader, in_order, stream
 from steppe.data.sources import DATASETS, find_named, load, read_npz
 from steppe.data.storage import Files, Mapped, Progress, Store, map_files
@@ -39,14 +39,17 @@ __all__ = [
     "Variant",
     "as_learned",
     "cache_folder",
+    "check_unchanged",
     "corrupt",
     "corrupted_in_order",
     "data_root",
     "divide",
     "find_corrupted",
     "find_named",
+    "has_same_images",
     "in_order",
     "is_learned",
+    "list_changes",
     "load",
     "load_variant",
     "make_toy",

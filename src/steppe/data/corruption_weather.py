@@ -14,6 +14,13 @@ SLOPE = ((-2, -1, 0), (-1, 1, 1), (0, 1, 2))
 WATER, MUD = (175, 238, 238), (63, 42, 20)
 FAR = 20
 """Distances to the edge of a drop beyond this are all one."""
+PANES = ((78, 149, 165, 16), (198, 202, 211, 20), (198, 202, 211, 20), (144, 159, 172, 26), (102, 113, 125, 37))
+"""Mean colour, and contrast over 224 pixels, of the five photographs that the published program chooses from.
+
+Measured on 60 crops of each; the second and the third are the same picture.
+"""
+SHADE = 15
+"""So much brighter or darker than its picture a crop is."""
 
 
 def snow(x: torch.Tensor, c: tuple[float, float, float, float, float, float, float], random: Keyed) -> torch.Tensor:
@@ -69,20 +76,22 @@ def plasma_fractal(side: int, decay: float, random: Keyed) -> torch.Tensor:
 
 
 def frost(x: torch.Tensor, c: tuple[float, float], random: Keyed) -> torch.Tensor:
-    """Give c₀ times the image plus c₁ times ice."""
-    return c[0] * x + c[1] * ice(x.shape[-1], random) * coloured((235, 245, 255), x)
+    """Give c₀ times the image plus c₁ times a frosted pane."""
+    pane = frosted_pane(x.shape[-1], random)
+    return c[0] * x + c[1] * (pane if x.shape[1] == 3 else grey(pane))
 
 
-def ice(side: int, random: Keyed) -> torch.Tensor:
-    """Frost on a pane, (B, 1, side, side) from 0 to 1: needles along the creases of noise at several scales.
+def frosted_pane(side: int, random: Keyed) -> torch.Tensor:
+    """A frosted pane, (B, 3, side, side) from 0 to 1: one of `PANES`, with needles of ice at several scales.
 
-    Ridged noise, Σ aᵏ (1 - |2n_k - 1|)⁴ where n_k is smooth noise of cell size side/2ᵏ⁺¹, stretched along a direction
-    of its own; a slow field makes some of the pane thick with ice and leaves some clear.
+    The needles are ridged noise, Σ aᵏ (1 - |2n_k - 1|)⁴ where n_k is smooth noise of cell size side/2ᵏ⁺², stretched
+    along a direction of its own. A slow field makes some of the pane thick with ice and leaves some clear. The sum is
+    brought to the pane's contrast about its colour; a = 1.25 gives the spectrum of photographs of frost.
     """
     line = torch.linspace(-1, 1, side, device=random.device)
-    octaves = max(2, int(math.log2(side)) - 2)
-    sizes = [1, *(2 ** (k + 2) + 1 for k in range(octaves)), 3]
-    turn, *grids, thick = random.several(*((1, size, size) for size in sizes))
+    octaves = max(2, int(math.log2(side)) - 1)
+    sizes = [1, 1, 1, *(2 ** (k + 2) + 1 for k in range(octaves)), 3]
+    which, shade, turn, *grids, thick = random.several(*((1, size, size) for size in sizes))
     angle = turn[:, 0] * math.pi
     along = angle.cos() * line[None, None, :] + angle.sin() * line[None, :, None]
     across = -angle.sin() * line[None, None, :] + angle.cos() * line[None, :, None]
@@ -90,11 +99,14 @@ def ice(side: int, random: Keyed) -> torch.Tensor:
     for k, grid in enumerate(grids):
         places = torch.stack([across * 0.7, along * (0.7 if k < 2 else 0.35)], -1)
         smooth = F.grid_sample(grid, places, padding_mode="reflection", align_corners=True)[:, 0]
-        needles = needles + 0.75**k * (1 - (2 * smooth - 1).abs()) ** 4
+        needles = needles + 1.25**k * (1 - (2 * smooth - 1).abs()) ** 4
     thick = F.interpolate(thick, size=(side, side), mode="bicubic", align_corners=True)[:, 0]
-    cover = (0.35 + 0.9 * thick).clamp(0.15, 1)
-    needles = needles / needles.amax((1, 2), keepdim=True)
-    return (cover * needles.sqrt()).clamp(0, 1)[:, None]
+    ice = (0.35 + 0.9 * thick).clamp(0.15, 1) * needles
+    ice = (ice - ice.mean((1, 2), keepdim=True)) / ice.std((1, 2), keepdim=True)
+    panes = constant(PANES, random.device)[(which.flatten() * len(PANES)).long()]
+    contrast = panes[:, 3] * min(1.0, side / 224) ** 0.25
+    level = panes[:, :3] + (2 * shade.view(-1, 1) - 1) * SHADE
+    return ((level[:, :, None, None] + (contrast[:, None, None] * ice)[:, None]) / 255).clamp(0, 1)
 
 
 def spatter(x: torch.Tensor, c: tuple[float, float, float, float, float, bool], random: Keyed) -> torch.Tensor:

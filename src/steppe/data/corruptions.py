@@ -4,7 +4,8 @@ Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common Corru
 (arXiv:1903.12261), with the constants of the programs that made the two published sets: `cifar` for images of up to 64
 pixels, `imagenet` for larger ones. Written anew from those definitions; what differs is said here:
 - random numbers belong to (image number, corruption, severity), so an image is corrupted alike in every batch;
-- `frost` blends with ice that is drawn here, not with the photographs of the published program;
+- `frost` blends with panes that are drawn here, of the colours, contrast and spectrum of the photographs of the
+  published program, whose blending it has;
 - `spatter`'s edges and distances are computed exactly where OpenCV approximates them.
 Values are cut to whole numbers, not rounded, as in the published sets.
 """

@@ -28,13 +28,14 @@ class Split:
 
     Images are uint8 in memory, or in a `Store` on the disk that gives them by number; a split of a store holds `rows`,
     which of the store's images are its own. The 2-D toys are floats, (N, 2, 1, 1). Images that were read from files
-    know these files' fingerprint as their `origin`, and in memory too which of them are theirs.
+    know these files' fingerprint as their `origin` and a number for each file, and in memory too which are theirs.
     """
 
     store: torch.Tensor | Store
     labels: torch.Tensor
     rows: torch.Tensor | None = None
     origin: str | None = None
+    digests: np.ndarray | None = None
 
     def __len__(self) -> int:
         """The number of images."""
@@ -70,7 +71,17 @@ class Split:
         picked = torch.as_tensor(indices)
         store = self.store[picked] if isinstance(self.store, torch.Tensor) else self.store
         rows = None if self.rows is None else self.rows[picked]
-        return Split(store, self.labels[picked], rows, self.origin)
+        return Split(store, self.labels[picked], rows, self.origin, self.digests)
+
+    def fingerprints(self) -> dict[str, str]:
+        """What the images are: their `pixels` where they are in memory, their `files`' names and sizes where known."""
+        found = {}
+        if self.in_memory:
+            found["pixels"] = fingerprint_pixels(self)
+        if self.digests is not None and self.rows is not None:
+            own = np.ascontiguousarray(self.digests[self.rows.numpy()])
+            found["files"] = hashlib.sha256(own.tobytes() + self.labels.contiguous().numpy().tobytes()).hexdigest()[:16]
+        return found
 
     def to(self, device: torch.device | str) -> Split:
         """The same split on `device`, images and all."""
@@ -117,6 +128,11 @@ class Dataset:
         """1 for grey images, 3 for colour."""
         return self.train.shape[0]
 
+    @property
+    def examples(self) -> dict[str, int]:
+        """How many images each split has."""
+        return {"train": len(self.train), "val": len(self.val), "test": len(self.test)}
+
     def describe(self) -> dict[str, object]:
         """What `data.json` of a run folder says."""
         return {
@@ -125,11 +141,12 @@ class Dataset:
             "image_size": self.image_size,
             "stored_size": self.train.shape[-1],
             "channels": self.channels,
-            "examples": {"train": len(self.train), "val": len(self.val), "test": len(self.test)},
+            "examples": self.examples,
             "mean": list(self.mean),
             "std": list(self.std),
             "fingerprint": self.fingerprint,
             **({"files": self.files} if self.files else {}),
+            "splits": {name: getattr(self, name).fingerprints() for name in self.examples},
         }
 
 

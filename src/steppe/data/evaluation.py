@@ -21,6 +21,7 @@ from steppe.data.folder import Keeping, folders_in, images_in
 from steppe.data.loader import in_order, stream
 from steppe.data.storage import Files, Progress
 from steppe.errors import DataError, unknown_name
+from steppe.plain_files import check_plain, open_plain, read_plain_text
 
 PUBLISHED = {"cifar10": ("CIFAR-10-C",), "cifar100": ("CIFAR-100-C",), "imagenet": ("ImageNet-C", "imagenet-c")}
 """Where the published corruptions of a set lie under the data root."""
@@ -137,8 +138,10 @@ def load_variant(
 def _read_npy(folder: Path, name: str, severity: int) -> Split:
     where = str(folder / f"{name}.npy")
     try:
+        check_plain(folder / f"{name}.npy")
         images = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        labels = np.load(folder / "labels.npy", allow_pickle=False).astype(np.int64)
+        with open_plain(folder / "labels.npy") as file:
+            labels = np.load(file, allow_pickle=False).astype(np.int64)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"the published corruption cannot be read: {error}", where=where) from None
     if images.ndim != 4 or images.dtype != np.uint8 or len(images) % 5 or len(labels) != len(images):
@@ -180,7 +183,7 @@ def _read_classes(
 def _read_real(dataset: Dataset, folder: Path, mend: str) -> Variant:
     """Pair the answers, which stand in the order of ILSVRC2012_val_00000001 and on, with our order, by class."""
     try:
-        answers = json.loads((folder / "real.json").read_text())
+        answers = json.loads(read_plain_text(folder / "real.json"))
     except (OSError, ValueError) as error:
         raise DataError(f"the ReaL labels cannot be read: {error}", where=str(folder), mend=mend) from None
     files = [file for name in dataset.classes for file in images_in(folder / "val" / name)]

@@ -16,6 +16,7 @@ from steppe.config import cache_folder
 from steppe.data.dataset import Source, Split
 from steppe.data.storage import Files, Progress, Store, map_files
 from steppe.errors import DataError
+from steppe.plain_files import open_plain
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -129,7 +130,7 @@ def read_listed(
     for split, count in Counter(one.split for one in listed).items():
         mine = slice(start, start + count)
         own = store[mine] if isinstance(store, torch.Tensor) else store
-        parts[split] = Split(own, labels[mine], torch.arange(mine.start, mine.stop), files.fingerprint)
+        parts[split] = Split(own, labels[mine], torch.arange(mine.start, mine.stop), files.fingerprint, files.digests)
         start += count
     return Source(classes, parts["train"], parts.get("val"), parts.get("test"))
 
@@ -185,7 +186,7 @@ def _stored_side(files: tuple[Path, ...], size: int | None, path: Path) -> int:
     sizes: Counter[tuple[int, int]] = Counter()
     for file in probed:
         try:
-            with Image.open(file) as image:
+            with open_plain(file) as raw, Image.open(raw) as image:
                 sizes[image.size] += 1
         except Exception:  # whatever a damaged file's bytes happen to mean
             continue  # the decoding later tells about every damaged file at once

@@ -21,6 +21,7 @@ from steppe.data.names import CLASS_NAMES
 from steppe.data.storage import Progress as Progress
 from steppe.data.toys import TOYS, read_toy
 from steppe.errors import ConfigError, DataError, unknown_name
+from steppe.plain_files import open_plain
 
 PHOTO_SIZE = 224
 """Sets of photographs in many sizes are seen at this side unless `image_size` says another."""
@@ -161,7 +162,7 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> Source:
     where = str(path)
     wanted = [f"{kind}_{split}" for split in ("train", "val", "test") for kind in "xy"]
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_plain(path) as opened, np.load(opened, allow_pickle=False) as file:
             found = list(file.files)
             arrays = {key: file[key] for key in wanted if key in found}
             if not all(
@@ -170,6 +171,8 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> Source:
                 raise ValueError
     except FileNotFoundError:
         raise DataError("there is no such file", where=where, mend="check the path") from None
+    except OSError as error:
+        raise DataError(f"the file cannot be read: {error}", where=where, mend="bring a plain .npz file") from None
     except Exception as error:  # zip, zlib, header and pickle troubles all have types of their own
         mend = "write it by numpy.savez, with plain arrays"
         raise DataError(f"this is not a readable .npz file ({type(error).__name__})", where=where, mend=mend) from None

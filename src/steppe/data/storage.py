@@ -24,6 +24,7 @@ import torch
 from PIL import Image, ImageOps
 
 from steppe.errors import DataError
+from steppe.plain_files import check_plain, open_plain
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done, and how much there is."""
@@ -71,12 +72,31 @@ class Files:
     @cached_property
     def fingerprint(self) -> str:
         """From the files' names and sizes: the same on another machine."""
-        return self._digest(lambda stat: f"{stat.st_size}")
+        return self._named[0]
+
+    @property
+    def digests(self) -> np.ndarray:
+        """A number for each file, from its name and size alone."""
+        return self._named[1]
+
+    @cached_property
+    def _named(self) -> tuple[str, np.ndarray]:
+        digest = hashlib.sha256(str(self.shape).encode())
+        own = bytearray()
+        for path in self.paths:
+            line = self._line(path, f"{path.stat().st_size}")
+            digest.update(line)
+            own += hashlib.blake2b(line, digest_size=8).digest()
+        return digest.hexdigest()[:20], np.frombuffer(bytes(own), np.uint64)
 
     @cached_property
     def cache_key(self) -> str:
         """From names, sizes and times of change, and how images are decoded."""
-        return self._digest(lambda stat: f"{stat.st_size} {stat.st_mtime_ns} {self.odd_images}")
+        digest = hashlib.sha256(str(self.shape).encode())
+        for path in self.paths:
+            stat = path.stat()
+            digest.update(self._line(path, f"{stat.st_size} {stat.st_mtime_ns} {self.odd_images}"))
+        return digest.hexdigest()[:20]
 
     def fetch(self, rows: np.ndarray) -> torch.Tensor:
         """Decode the images with these numbers."""
@@ -122,12 +142,8 @@ class Files:
     def _decode(self, file: Path) -> tuple[np.ndarray | None, str, str]:
         return decode(file, self.size)
 
-    def _digest(self, about: Callable[[os.stat_result], str]) -> str:
-        digest = hashlib.sha256(str(self.shape).encode())
-        for path in self.paths:
-            line = f"{path.relative_to(self.root)} {about(path.stat())}\n"
-            digest.update(line.encode(errors="surrogateescape"))  # a name need not be UTF-8
-        return digest.hexdigest()[:20]
+    def _line(self, path: Path, about: str) -> bytes:
+        return f"{path.relative_to(self.root)} {about}\n".encode(errors="surrogateescape")  # a name need not be UTF-8
 
 
 class Mapped:
@@ -142,6 +158,7 @@ class Mapped:
     def array(self) -> np.ndarray:
         """The images, (N, C, H, W), read as they are touched."""
         if self._array is None:
+            check_plain(self.path)
             self._array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         return self._array
 
@@ -191,7 +208,7 @@ def map_files(files: Files, folder: Path, progress: Progress | None = None) -> M
 def decode(file: Path, size: int) -> tuple[np.ndarray | None, str, str]:
     """Give (pixels (S, S, 3) or None, PIL's mode, what went wrong): the middle square, scaled to `size`."""
     try:
-        with Image.open(file) as opened:
+        with open_plain(file) as raw, Image.open(raw) as opened:
             mode = opened.mode
             if opened.format == "JPEG" and min(opened.size) >= 2 * size:
                 opened.draft(None, (2 * size, 2 * size))  # lets the decoder skip what scaling would throw away
@@ -206,7 +223,7 @@ def decode(file: Path, size: int) -> tuple[np.ndarray | None, str, str]:
             image = ImageOps.exif_transpose(image.convert("RGB"))  # a phone held sideways says so, and only there
             return middle_square(image, size), mode, ""
     except Exception as error:  # a damaged file raises whatever its bytes happen to mean
-        return None, "", str(error).split(str(file))[0].strip(" '\"") or type(error).__name__
+        return None, "", str(error).split(" <_io.")[0].split(str(file))[0].strip(" '\"") or type(error).__name__
 
 
 def middle_square(image: Image.Image, size: int) -> np.ndarray:

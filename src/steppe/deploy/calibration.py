@@ -24,6 +24,7 @@ from steppe.deploy.trained import Trained
 from steppe.errors import ConfigError, DataError, RunError
 from steppe.evaluate.scores import BINS, predict, score
 from steppe.measuring import in_smaller_chunks
+from steppe.plain_files import open_plain
 from steppe.studies.subjects import load_learned
 
 FILE = "calibration.json"
@@ -237,5 +238,5 @@ def _load(trained: Trained, data_root: str | Path | None, progress: Progress | N
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

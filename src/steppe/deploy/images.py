@@ -16,6 +16,7 @@ from PIL import Image
 
 from steppe.data.folder import SUFFIXES, images_in
 from steppe.data.storage import PLAIN_MODES, decode, middle_square
+from steppe.plain_files import open_plain
 
 ARRAYS = {".npy", ".npz"}
 LARGEST = 8 * 2**30
@@ -140,7 +141,7 @@ def _of_file(path: Path) -> Iterator[Picture | Skipped]:
 def _of_arrays(path: Path) -> Iterator[Picture | Skipped]:
     """Each image of each array of images: `FILE.npz:KEY[NUMBER]`; arrays of anything else (labels) are passed by."""
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             if zipfile.is_zipfile(file):
                 with zipfile.ZipFile(file) as archive:
                     unpacked = sum(member.file_size for member in archive.infolist())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from steppe.config import MeasureConfig
 from steppe.data import Dataset, in_order
-from steppe.errors import ConfigError, MeasureError, SteppeError
+from steppe.errors import ConfigError, MeasureError, SteppeError, ran_out_of_memory
 from steppe.geometry import figures
 from steppe.geometry.attention import attention_maps, evenness
 from steppe.geometry.how import describe
@@ -29,7 +29,6 @@ from steppe.measuring import (
     Settings,
     Text,
     in_smaller_chunks,
-    ran_out_of_memory,
     sample,
 )
 from steppe.measuring.table import LOSSES
@@ -169,7 +168,7 @@ def _on_training_images(
     if settings.get("batchnorm") == "reestimated" and batch_norms(model):
         try:
             return in_chunks(settings["batch"])
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
             if not ran_out_of_memory(error):
                 raise
             mend = f"ask for less than batch={settings['batch']}, or for batchnorm=kept: that can be cut"

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steppe.errors import SteppeError
+from steppe.errors import SteppeError, ran_out_of_memory
 from steppe.geometry.how import borrowed
 from steppe.geometry.layers import HandWritten
 from steppe.geometry.memory import SavedBytes, free_bytes
@@ -36,7 +36,6 @@ from steppe.measuring import (
     check_batches,
     check_finite,
     count_examples,
-    ran_out_of_memory,
 )
 
 _FEWEST = 16
@@ -279,7 +278,7 @@ class Hessian:
             try:
                 with _keeping_buffers() if self.compiled else ExitStack():
                     return work()
-            except (RuntimeError, MemoryError) as error:
+            except Exception as error:
                 if not ran_out_of_memory(error):
                     raise
             self._shrink()

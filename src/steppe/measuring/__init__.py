@@ -1,7 +1,7 @@
 """What every measure shares: its settings, the loss it is taken on, memory that runs out, a model left as it was."""
 
 from steppe.measuring.losses import CROSS_ENTROPY, ClassLoss, Loss, loss_name, trained_loss
-from steppe.measuring.memory import in_smaller_chunks, ran_out_of_memory
+from steppe.measuring.memory import in_smaller_chunks
 from steppe.measuring.state import (
     Batches,
     BatchNormMode,
@@ -38,7 +38,6 @@ __all__ = [
     "in_smaller_chunks",
     "loss_name",
     "numerics",
-    "ran_out_of_memory",
     "sample",
     "trained_loss",
 ]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from steppe.errors import SteppeError
+from steppe.errors import SteppeError, ran_out_of_memory
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def in_smaller_chunks(work: Callable[[int], T], batch_size: int, say: Callable[[
     while True:
         try:
             return work(batch_size)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        except Exception as error:
             if not ran_out_of_memory(error):
                 raise
         if torch.cuda.is_available():
@@ -37,9 +37,3 @@ def in_smaller_chunks(work: Callable[[int], T], batch_size: int, say: Callable[[
         batch_size = max(1, batch_size // 2)
         if say is not None:
             say(f"memory ran out: going on with {batch_size} images at a time, which is the same figure")
-
-
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception is memory running out, on any device."""
-    words = ("allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")  # torch's CPU; CUDA; its libraries
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -169,17 +170,20 @@ class GSAM(SAM):
 class FSAM(SAM):
     """Friendly SAM: ascends along the batch's noise. Cost 2.
 
-    m ← λ m + (1 − λ) g(w),  d = g(w) − σ m,  ε = ρ · d / ‖d‖, with m an average of raw gradients.
+    d = g(w) − σ m,  ε = ρ · d / ‖d‖,  then m ← λ m + (1 − λ) g(w), with m an average of raw gradients. It begins with a
+    parameter's first gradient, and nothing is taken off that one: the first step is SAM's.
 
     Li, Zhou, He, Cheng, Huang, "Friendly Sharpness-Aware Minimization", CVPR 2024 (arXiv:2403.12350). Published: σ = 1;
     λ = 0.6 (ResNet-18) to 0.95; the authors' CIFAR-100 runs use ρ = 0.2.
-    The average takes the gradient in before the second pass. A step that fails there leaves it in the average, and the
-    next try of that step does not take it in again.
+    As in the authors' code (nblt/F-SAM), the average is taken off before it takes the gradient in, and a parameter
+    without a gradient keeps its average. The paper has it the other way round, which for σ = 1 is the same ε.
+    A step that fails in its second pass is made again from the average it began with.
     """
 
     name = "fsam"
     own_numbers = ("sigma", "lam")
     micro_batches = False
+    counts = frozenset({"gradients"})
 
     def __init__(
         self,
@@ -193,12 +197,32 @@ class FSAM(SAM):
         Minimizer.__init__(self, base, rho=rho, sigma=sigma, lam=lam, **options)
 
     def direction(self, gradient: Vector) -> tuple[Vector, float]:
-        """The gradient less its running average, which first takes the gradient in."""
-        average = self.average("gradient")
+        """The gradient less its running average, which then takes the gradient in."""
+        average, count = self.average("gradient"), self.average("gradients")
         for block in self.blocks:
             group = self.param_groups[block.group]
-            if self._taken_in != self.step_count:
-                vectors.scale_([block], average, group["lam"])
-                vectors.add_([block], average, gradient, 1.0 - group["lam"])
-            vectors.add_([block], gradient, average, -group["sigma"])
+            sigma, lam = (vectors.as_scalar(group[key], block) for key in ("sigma", "lam"))
+            steps, means, counts = vectors.pick(block, gradient, average, count)
+            if not steps:
+                continue
+            if self._taken_in == self.step_count:
+                _take_out(steps, means, counts, float(lam))
+            vectors.add_([block], gradient, average, -sigma)
+            share = (
+                1.0 - (torch.stack(counts) > 0).to(block.dtype) * lam
+            )  # of the gradient g = d + σ m in the new average
+            torch._foreach_mul_(means, list((1.0 + share * (sigma - 1.0)).unbind()))
+            torch._foreach_addcmul_(means, steps, list(share.unbind()))
+            torch._foreach_add_(counts, 1.0)
         return gradient, 1.0
+
+
+def _take_out(gradients: list[Tensor], means: list[Tensor], counts: list[Tensor], lam: float) -> None:
+    """Undo what a step that failed has taken in."""
+    for gradient, mean, count in zip(gradients, means, counts, strict=True):
+        if count > 1 and lam > 0:
+            mean.lerp_(gradient, (lam - 1.0) / lam)
+            count -= 1
+        else:  # nothing was there before, or nothing is left of it
+            mean.zero_()
+            count.zero_()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,9 @@ def _is_part(tensor: Tensor) -> bool:
 class Wrapper(Optimizer):
     """A torch optimizer that shares the parameter groups and the state of the base optimizer it wraps."""
 
+    counts: ClassVar[frozenset[str]] = frozenset()
+    """The averages that hold one number for each parameter, not one for each of its elements."""
+
     def __init__(
         self,
         base: Optimizer,
@@ -68,14 +71,16 @@ class Wrapper(Optimizer):
     def average(self, name: str) -> list[Tensor | None]:
         """One of the kept vectors, zero at first; nothing where a parameter is frozen."""
         if name not in self.averages:
-            self.averages[name] = self._extended({})
+            self.averages[name] = self._extended(name, {})
         return self.averages[name]
 
-    def _extended(self, known: dict[int, Tensor | None]) -> list[Tensor | None]:
+    def _extended(self, name: str, known: dict[int, Tensor | None]) -> list[Tensor | None]:
         """A vector over the present parameters: what is known of them, and zeros for the others that are trained."""
         return [
             value
             if value is not None
+            else torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+            if parameter.requires_grad and name in self.counts
             else torch.zeros_like(vectors.local(parameter))
             if parameter.requires_grad
             else None
@@ -89,7 +94,7 @@ class Wrapper(Optimizer):
         before = list(map(id, self.parameters))
         self.parameters, self.blocks = build_blocks(self.base, self.model, self.perturb, self.scaling)
         for name, vector in self.averages.items():
-            self.averages[name] = self._extended(dict(zip(before, vector, strict=True)))
+            self.averages[name] = self._extended(name, dict(zip(before, vector, strict=True)))
         self._built = self._signature()
 
     def _signature(self) -> tuple[Any, ...]:

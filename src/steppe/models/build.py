@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -17,6 +18,7 @@ from steppe.errors import ConfigError, RunError, unknown_name
 from steppe.models.freezing import apply_mode, zero_head
 from steppe.models.names import SMALL_MODELS, short_name
 from steppe.models.weights import load_pretrained
+from steppe.plain_files import check_plain
 
 _RATES = {"block_dropout": "proj_drop_rate", "attention_dropout": "attn_drop_rate"}
 
@@ -50,15 +52,32 @@ def model_names() -> list[str]:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Load weights that a run wrote. Safetensors hold numbers only: nothing in the file is executed."""
+    """Load weights that a run wrote. Safetensors hold numbers only: nothing in the file is executed.
+
+    Raises:
+        RunError: the file is damaged, is another model's, or holds numbers of another type than training wrote.
+    """
     try:
+        check_plain(path)
         state = load_file(path)
+        _check_types(model, state, path)
         model.load_state_dict(state)
     except (OSError, SafetensorError) as error:
         raise RunError(f"the weights cannot be read: {error}", where=str(path), mend="train the run again") from None
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[-1].strip()
         raise RunError(f"the weights belong to another model: {reason}", where=str(path)) from None
+
+
+def _check_types(model: nn.Module, state: Mapping[str, torch.Tensor], path: str | Path) -> None:
+    """Refuse numbers of another type: torch would convert them silently, and the network would be another."""
+    for key, value in model.state_dict().items():
+        if key in state and state[key].dtype != value.dtype:
+            kinds = f"{str(state[key].dtype).removeprefix('torch.')}, not {str(value.dtype).removeprefix('torch.')}"
+            what = f"the weights were changed after training: {key!r} is {kinds}"
+            raise RunError(
+                what, where=str(path), mend="bring the file back as training wrote it, or train the run again"
+            )
 
 
 def _make(config: ModelConfig, image_size: int, channels: int, classes: int) -> nn.Module:

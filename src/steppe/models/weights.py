@@ -35,6 +35,7 @@ from steppe.errors import ConfigError, nearest
 from steppe.models.foreign import State, how_to_fetch, rename
 from steppe.models.freezing import head_parameters
 from steppe.models.names import short_name
+from steppe.plain_files import check_plain, open_plain
 
 _LOG = logging.getLogger(__name__)
 _SAID: set[str] = set()
@@ -74,6 +75,12 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
         _check_patches(model, source, model_name, about)
     own = model.state_dict()
     head = head_parameters(model)
+    for key, value in own.items():
+        if key in state and value.is_floating_point() and not state[key].is_floating_point():
+            kind = str(state[key].dtype).removeprefix("torch.")
+            raise _other_model(
+                source, model_name, f"{key!r} holds {kind} there, and weights are floating-point numbers"
+            )
     fitted = {key: _fit(key, state[key], own[key], model, source) for key in own if key in state and key not in head}
     missing = [key for key in own if key not in fitted and key not in head and not key.endswith("num_batches_tracked")]
     if missing:
@@ -124,7 +131,7 @@ def weights_sha256(source: str, model_name: str = "") -> str:
     if not path.is_file():
         raise not_found(source, path)
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"the weights {path} cannot be read: {error.strerror}", where=_WHERE) from None
@@ -147,6 +154,7 @@ def read_weights(source: str, model_name: str) -> Mapping[str, Any]:
     if not path.is_file():
         raise not_found(source, path)
     try:
+        check_plain(path)
         if path.suffix == ".safetensors":
             return load_file(path)
         with warnings.catch_warnings():

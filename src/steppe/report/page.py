@@ -16,7 +16,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from steppe.errors import RunError
 from steppe.report import findings
 from steppe.report.answer import told_by_studies
 from steppe.report.facts import count_troubles, describe_noise, list_troubles, overview_facts, run_card, so_far
@@ -31,11 +30,14 @@ from steppe.report.scalars import attack_table, every_scalar, figure_table
 from steppe.report.sets import split_by_test_set
 from steppe.report.table import Row, name_row
 from steppe.report.tables import summary_table, verdict_matrix
-from steppe.runs import Run, write_atomically
+from steppe.runs import Output, Run
 
 _SCRIPTS = "base tables plots legend cost curves flatness surface geometry robustness confusion attention"
 _SCRIPTS += " scalars copy live start"
 _STYLES = "page measured"
+
+PAGE = Output("a page", re.compile(rb'\A[^\0]*<meta name="generator" content="steppe">'))
+"""How a page of ours is known among the files of others."""
 
 
 def write_report(
@@ -61,28 +63,11 @@ def write_report(
     return write_page([Part(read_records(runs), study or {}, comparison or {})], out, title=title)
 
 
-def write_page(parts: Sequence[Part], out: str | Path, *, title: str | None = None) -> Path:
-    """Write the report of one study or of several; see `write_report`."""
+def write_page(parts: Sequence[Part], out: str | Path, *, title: str | None = None, force: bool = False) -> Path:
+    """Write the report of one study or of several; see `write_report`. `force` replaces any plain file."""
     out = Path(out)
-    check_target(out)
-    write_atomically(out, render(parts, title=title).encode("utf-8", "replace"))
+    PAGE.write(out, render(parts, title=title).encode("utf-8", "replace"), force=force)
     return out
-
-
-def check_target(out: Path) -> None:
-    """Refuse to write a page over anything that is not an earlier page of ours."""
-    mend = "choose another name with -o"
-    try:
-        if not out.exists():
-            return
-        if not out.is_file():
-            raise RunError("this is not a plain file, so no page is written there", where=str(out), mend=mend)
-        with open(out, "rb") as file:
-            start = file.read(8192)
-    except OSError as error:
-        raise RunError(f"no page can be written there: {error.strerror}", where=str(out)[:200], mend=mend) from None
-    if start and b'<meta name="generator" content="steppe">' not in start:
-        raise RunError("this file is not a page of steppe's, so it is not replaced", where=str(out), mend=mend)
 
 
 def render(parts: Sequence[Part], *, title: str | None = None, version: str = "", bare: bool = False) -> str:

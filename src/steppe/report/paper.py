@@ -27,18 +27,33 @@ _SIZE = 9
 
 
 _FORMATS: dict[str, dict[str, Any]] = {"png": {"dpi": 200}, "pdf": {"metadata": {"CreationDate": None}}}
+_PROGRAM = {"png": "Software", "pdf": "Creator"}
 
 
 def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write `stem`.png and `stem`.pdf, whole or not at all; the same figure gives the same bytes."""
     paths = []
-    for kind, options in ((kind, _FORMATS[kind]) for kind in formats):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, bbox_inches="tight", **options)
+    for kind in formats:
         path = stem.with_name(f"{stem.name}.{kind}")
-        write_atomically(path, buffer.getvalue())
+        write_atomically(path, encode(figure, kind))
         paths.append(path)
     return paths
+
+
+def encode(figure: Figure, kind: str, made_by: str | None = None) -> bytes:
+    """A figure as the bytes of a file.
+
+    Args:
+        figure: what is drawn.
+        kind: "png" or "pdf".
+        made_by: a program's name, put where the format has a place for it.
+    """
+    options = _FORMATS[kind]
+    if made_by:
+        options = {**options, "metadata": {**options.get("metadata", {}), _PROGRAM[kind]: made_by}}
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, bbox_inches="tight", **options)
+    return buffer.getvalue()
 
 
 def plain(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import Image
 
+from steppe.plain_files import open_plain
 from steppe.report.record import Record, dig
 
 _LARGEST_FILE = 20_000_000
@@ -63,7 +64,7 @@ def shrink(path: Path) -> tuple[bytes, tuple[int, int]] | None:
     try:
         if path.stat().st_size > _LARGEST_FILE:
             return None
-        with Image.open(path, formats=["PNG"]) as picture:
+        with open_plain(path) as file, Image.open(file, formats=["PNG"]) as picture:
             size = picture.size
             if size[0] * size[1] > _MOST_PIXELS:
                 return None

@@ -7,6 +7,7 @@ benchmarks. Everything on the page is read from there; nothing is typed.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,18 @@ from typing import Any
 from steppe.config import name_source
 from steppe.config.claims import parse_labels
 from steppe.errors import RunError
+from steppe.plain_files import read_plain_text
 from steppe.report.numbers import MISSING, compact, duration, number, percent, whole
 from steppe.report.published import claim_interval, data_of
 from steppe.report.record import Record, dig
 from steppe.report.table import Row, Stat, name_axis, spread
+from steppe.runs import Output
 
 BEGIN, END = "<!-- results: begin (made by `steppe study publish`) -->", "<!-- results: end -->"
+
+MADE_BY = "Made by `steppe study publish`"
+RESULTS_PAGE = Output("a page of results", re.compile(rb"\A# Results\n\n" + MADE_BY.encode()))
+"""How the page is known among the files of others."""
 
 _GEOMETRY = {
     "λmax": ("geometry", "lambda_max", "parts", "whole", "lambda_max", "value"),
@@ -70,7 +77,7 @@ def render_page(
     lines = [
         "# Results",
         "",
-        "Made by `steppe study publish` from what `results/` holds: do not edit.",
+        f"{MADE_BY} from what `results/` holds: do not edit.",
         "Test accuracy after the last epoch, no test-time augmentation; ± is the standard deviation over seeds. A",
         "claim *holds* or *does not hold* when its 95 % interval over seeds lies on one side, and else is undecided.",
         *([f"What source 004 and the others are: [sources]({sources})."] if sources else []),
@@ -152,8 +159,11 @@ def read_benchmarks(folder: Path) -> dict[str, list[dict[str, str]]]:
     """
     found = {}
     for path in sorted(folder.glob("*.csv")):
-        with path.open(newline="", encoding="utf-8") as file:
-            found[path.stem] = list(csv.DictReader(file))
+        try:
+            text = read_plain_text(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"the file cannot be read: {error}", where=str(path)) from None
+        found[path.stem] = list(csv.DictReader(io.StringIO(text, newline="")))
     return found
 
 

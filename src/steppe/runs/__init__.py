@@ -4,6 +4,7 @@ from steppe.runs.answers import Answers, read_answers, write_answers
 from steppe.runs.files import holds_others, is_locked, locked, read_json, try_lock, write_atomically, write_json
 from steppe.runs.folder import Run, create_run, find_runs
 from steppe.runs.observer import Observer, Several, Status
+from steppe.runs.outputs import Output, json_of
 from steppe.runs.results import drop_result, find_result, put_result
 from steppe.runs.trackers import TRACKERS, Tracker, make_trackers
 
@@ -11,6 +12,7 @@ __all__ = [
     "TRACKERS",
     "Answers",
     "Observer",
+    "Output",
     "Run",
     "Several",
     "Status",
@@ -21,6 +23,7 @@ __all__ = [
     "find_runs",
     "holds_others",
     "is_locked",
+    "json_of",
     "locked",
     "make_trackers",
     "put_result",

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from steppe.errors import RunError
+from steppe.plain_files import read_plain
 from steppe.runs.files import write_atomically
 
 ANSWERS = "answers.safetensors"
@@ -57,7 +58,7 @@ def read_answers(folder: Path) -> Answers | None:
     if not path.is_file():
         return None
     try:
-        found = load(path.read_bytes())
+        found = load(read_plain(path))
         answers = Answers(*(found[name] for name in ("answers", "labels", "nll")))
         if len({getattr(answers, name).shape for name in ("answers", "labels", "nll")}) != 1:
             raise ValueError("its vectors differ in length")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.errors import Busy, RunError
+from steppe.plain_files import read_plain_text
 
 
 def write_atomically(path: str | Path, content: bytes | str, *, replace: bool = True) -> bool:
@@ -162,7 +163,7 @@ def write_json(path: str | Path, value: Any) -> None:
 def read_json(path: str | Path) -> Any:
     """Read a JSON file of a run folder, naming the file if it is damaged."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
+        return json.loads(read_plain_text(path), parse_float=_finite, parse_constant=_finite)
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"the file cannot be read: {error}", where=str(path)) from None
     except (ValueError, RecursionError) as error:  # JSON's own, and a number of thousands of digits

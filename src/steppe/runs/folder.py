@@ -26,6 +26,7 @@ from typing import Any
 
 from steppe.config import RunConfig, dump_toml, load_run_config
 from steppe.errors import ConfigError, RunError
+from steppe.plain_files import read_plain
 from steppe.runs.files import explain_os_error, holds_others, locked, read_json, write_atomically, write_json
 
 
@@ -72,7 +73,7 @@ class Run:
     @property
     def config_sha256(self) -> str:
         """A digest of the configuration's text, kept in the summary."""
-        return hashlib.sha256((self.path / "config.toml").read_bytes()).hexdigest()
+        return hashlib.sha256(read_plain(self.path / "config.toml")).hexdigest()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class Run:
         if not path.exists():
             return []
         try:
-            lines = path.read_bytes().split(b"\n")
+            lines = read_plain(path).split(b"\n")
         except OSError as error:
             raise RunError(f"the records cannot be read: {error.strerror}", where=str(path)) from None
         records: list[dict[str, Any]] = []
@@ -220,12 +221,12 @@ def find_runs(paths: list[str] | list[Path], skipped: list[str] | None = None) -
             found.setdefault(path.resolve(), Run(path))
             continue
         for config in sorted(path.rglob("config.toml")):
-            run = Run(config.parent)
             try:
+                run = Run(config.parent)
                 _ = run.config
             except RunError as error:
                 if skipped is not None:
-                    skipped.append(f"{run.path}: {error.what.splitlines()[0]}")
+                    skipped.append(f"{config.parent}: {error.what.splitlines()[0]}")
                 continue
             found.setdefault(run.path.resolve(), run)
     if not found:

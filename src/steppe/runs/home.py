@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from steppe.errors import RunError
+from steppe.plain_files import open_plain, read_plain_text
 from steppe.runs.files import MARKER, explain_os_error, remove_leftovers, sync_folder, try_lock
 
 CHUNK = 16 * 2**20
@@ -77,7 +78,7 @@ def sees(marker: Marker) -> bool:
         marker: from `left_marker`.
     """
     try:
-        return Path(marker.path).read_text() == marker.token
+        return read_plain_text(marker.path) == marker.token
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -163,7 +164,7 @@ class Home:
         self._check_run(run)
         path = self.folder / run / checked_name(name)
         try:
-            with open(path, "rb") as file:
+            with open_plain(path) as file:
                 file.seek(start)
                 return file.read(CHUNK)
         except OSError as error:

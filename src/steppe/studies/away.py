@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.errors import Busy, RunError, SteppeError
+from steppe.plain_files import open_plain
 from steppe.runs import try_lock
 from steppe.runs.files import explain_os_error
 from steppe.runs.home import CHUNK, checked_name, files_of
@@ -158,7 +159,7 @@ class AwayRun:
     def _send(self, name: str) -> int:
         """Send a file, piece by piece; give its size."""
         size = 0
-        with open(self.path / name, "rb") as file:
+        with open_plain(self.path / name) as file:
             while (piece := file.read(CHUNK)) or not size:
                 self._tell("add", name, size, piece)
                 size += len(piece)

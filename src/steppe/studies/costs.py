@@ -214,7 +214,7 @@ def _training_step(
         if body:
             trained = _Trained(model, body.head, lambda: (body(x), batch[1]))
         out |= _step_memory(trained, config, batch)
-    except (torch.OutOfMemoryError, RuntimeError, ValueError) as error:
+    except (MemoryError, RuntimeError, ValueError) as error:
         reason = _first_line(error)
         return {**out, "memory_mib": None, "reason": reason, "time_s": None, "time_reason": reason}
     if config.minimizer.name == "aesam":
@@ -224,12 +224,12 @@ def _training_step(
         return {**out, "time_s": None, "time_reason": why}
     try:
         return out | _step_time(trained, config, images, out["micro_batches"], seconds, tell)
-    except (torch.OutOfMemoryError, RuntimeError, ValueError) as error:
+    except (MemoryError, RuntimeError, ValueError) as error:
         return {**out, "time_s": None, "time_reason": _first_line(error)}
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    return str(error).strip().split("\n")[0] or "memory ran out"  # Python's own MemoryError says nothing
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def _step_time(
         else:
             step = EagerStep(network, make_minimizer(), objective, config, ignore)
         spend(first)
-    except (torch.OutOfMemoryError, RuntimeError):
+    except (MemoryError, RuntimeError):
         if not captured:
             raise
         captured = False  # as a training goes on that cannot be recorded

@@ -46,7 +46,7 @@ def find_group(
         keys = ", ".join(_differing(list(configs.values())))
         mend = f"name one run, or choose by a study's labels: {folder}:LABEL=VALUE"
         raise RunError(f"these {len(runs)} runs differ in more than their seed: {keys}", where=folder, mend=mend)
-    found = {}
+    found, noted = {}, {}
     for run in runs:
         answers = read_answers(run.path)
         if answers is None:
@@ -55,7 +55,8 @@ def find_group(
             with run.lock():
                 write_answers(run.path, answers)
         found[run.config.seed] = answers
-    return Group(name, found)
+        noted[run.config.seed] = run.read_or_empty("data.json")
+    return Group(name, found, noted)
 
 
 def answer(subject: Subject, *, batch_size: int = 512, tell: Callable[[int], None] = ignore) -> Answers:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.config import derive_seed
 from steppe.errors import ConfigError, RunError
+from steppe.plain_files import check_plain, open_plain
 from steppe.studies.space import Space, suggest
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ def join_journal(folder: Path) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = str(folder / "optuna.journal")
     try:
+        if os.path.lexists(path):
+            check_plain(path)
         storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
         study = optuna.create_study(storage=storage, study_name="fit", direction="maximize", load_if_exists=True)
         study.get_trials(deepcopy=False)
@@ -127,6 +131,6 @@ def import_optuna() -> None:
 def _drop_torn_line(path: Path) -> None:
     """Cut off what a killed session left of an unfinished last line: Optuna would refuse the whole journal."""
     if path.is_file():
-        with open(path, "rb+") as file:
+        with open_plain(path) as file:
             whole = file.read().rfind(b"\n") + 1
-            file.truncate(whole)
+        os.truncate(path, whole)

@@ -26,6 +26,7 @@ from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
 from steppe.runs import Run, locked, make_trackers, read_json, write_json
 from steppe.studies.pipeline import has_measures
+from steppe.studies.recorded_data import RecordedData
 from steppe.studies.sharing import RunQueue, seed_by_seed
 from steppe.train import available_cores
 
@@ -69,14 +70,17 @@ def run_study(
         chosen: those of the planned runs that are to be made, from `choose`; all by default.
 
     Raises:
+        DataError: runs that are in the folder learned from different images.
         Interrupted: Ctrl-C or SIGTERM; every worker has kept its run.
     """
     make_trackers(track, print)  # a missing package is told before anything is run
     folder = Path(out)
     place = describe_place(data_root, device, keeping, track)
     workers = workers or default_workers(device)
+    recorded = RecordedData(folder, planned)
+    recorded.check()
     threads = open_folder(study, planned, folder, threads_for(workers))
-    shared = _Shared(study, folder, place, threads=threads, notify=notify)
+    shared = _Shared(study, folder, place, threads=threads, notify=notify, recorded=recorded)
     wanted = planned if chosen is None else chosen
     todo = seed_by_seed([p for p in wanted if not is_complete(folder, p, study)])
     for run in wanted:
@@ -210,9 +214,10 @@ class _Shared:
         *,
         threads: int,
         notify: Notify | None,
+        recorded: RecordedData,
     ) -> None:
         self.study, self.out, self.place = study, out, place
-        self.threads = threads
+        self.threads, self.recorded = threads, recorded
         self.failed: dict[str, str] = {}
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self.stop = threading.Event()
@@ -292,6 +297,7 @@ class _Slot:
             "device": self.device,
             "measure": self.shared.study.measure.model_dump(mode="json"),
             "command": sys.argv,
+            "recorded": self.shared.recorded.of(run.config.data),
         }
         assert process.stdin
         assert process.stdout

@@ -17,6 +17,7 @@ from pathlib import Path
 from steppe.config import StudyConfig, check_measure, study_cells
 from steppe.config.claims import ClaimSyntaxError, Measure, parse_labels
 from steppe.errors import ConfigError
+from steppe.plain_files import read_plain_text
 from steppe.studies.measures import check_name
 
 COLUMNS = ("value", "unit", "seed", "table", "row", "column", "measure", "labels", "note")
@@ -52,7 +53,7 @@ def read_published(study: StudyConfig, path: Path) -> list[Published]:
     if not file.is_file():
         return []
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_plain_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file cannot be read as text: {error}", where=str(file)) from None
     reader = csv.DictReader(io.StringIO(text), strict=True)

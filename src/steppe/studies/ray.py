@@ -40,6 +40,7 @@ from steppe.studies.pool import (
     stopped,
     threads_for,
 )
+from steppe.studies.recorded_data import RecordedData
 from steppe.studies.sharing import seed_by_seed
 from steppe.studies.stopping import take_stop_requests
 
@@ -81,6 +82,7 @@ def run_study_on_ray(
 
     Raises:
         ConfigError: Ray is not installed, or the cluster does not answer.
+        DataError: runs that are in the folder learned from different images.
         Interrupted: Ctrl-C or SIGTERM; every task has kept its run.
     """
     make_trackers(track, print)
@@ -90,6 +92,8 @@ def run_study_on_ray(
     folder = Path(out).absolute()
     place = describe_place(str(Path(data_root).absolute()) if data_root else None, device, keeping, track)
     slots = workers or default_workers(device)
+    recorded = RecordedData(folder, planned)
+    recorded.check()
     threads = open_folder(study, planned, folder, threads_for(slots))
     with ExitStack() as opened:
         marker = opened.enter_context(left_marker(folder))
@@ -113,6 +117,7 @@ def run_study_on_ray(
                 "cwd": os.getcwd(),
                 "needs": run.needs,
                 "marker": marker,
+                "recorded": recorded.of(run.config.data),
             }
             tasks.add(run, task.remote(job, tasks.of(run.needs), home))
         tasks.complete()

@@ -14,14 +14,17 @@ from torch import nn
 
 from steppe import data, models
 from steppe.config import DataConfig, ModelConfig, RunConfig
-from steppe.data import Dataset, Keeping, as_learned, is_learned
+from steppe.data import Dataset, Keeping, as_learned, check_unchanged
 from steppe.data.sources import Progress
-from steppe.errors import ConfigError, DataError, RunError, SteppeError
+from steppe.errors import ConfigError, RunError, SteppeError
 from steppe.measuring import CROSS_ENTROPY, Loss, check_finite, trained_loss
 from steppe.models.freezing import head_parameters
 from steppe.models.weights import load_pretrained
 from steppe.runs import Run, holds_others, read_json, write_json
 from steppe.train import build_model, pick_device
+
+_CHANGED = "have changed since they were measured here"
+_OTHER_FOLDER = "choose another folder with --out, or bring back what was measured"
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,9 @@ def open_model(
     digest, images = models.weights_sha256(weights, name), known.get("images")
     images = images if isinstance(images, dict) else {}
     if known.get("weights_sha256") not in (None, digest):
-        raise _changed(folder, f"the weights {weights}")
+        raise RunError(f"the weights {weights} {_CHANGED}", where=str(folder), mend=_OTHER_FOLDER)
     dataset = data.load(DataConfig(name=data_name, image_size=image_size), data_root, progress, keeping=keeping)
-    if not is_learned(dataset, images):
-        raise _changed(folder, f"the data {data_name!r}")
+    check_unchanged(images, dataset, what=f"the data {data_name!r} {_CHANGED}", where=str(folder), mend=_OTHER_FOLDER)
     dataset = as_learned(dataset, images)
     known = {**about, "weights_sha256": digest, "images": images or dataset.describe()}
     config = ModelConfig(name=name, mode="finetune", weights=weights)
@@ -160,9 +162,8 @@ def load_learned(
 
 def _recognise(run: Run, dataset: Dataset) -> Dataset:
     about = run.read_or_empty("data.json")
-    if not is_learned(dataset, about):
-        mend = "point --data-root at the data it was trained on"
-        raise DataError("these are not the data the run learned from", where=str(run.path), mend=mend)
+    what, mend = "these are not the data the run learned from", "point --data-root at the data it was trained on"
+    check_unchanged(about, dataset, what=what, where=str(run.path), mend=mend)
     return as_learned(dataset, about)
 
 
@@ -195,12 +196,6 @@ def _known(path: Path) -> dict[str, Any]:
     except SteppeError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _changed(folder: Path, what: str) -> RunError:
-    """Weights or data that are others now, under the same name: their figures are not to be mixed."""
-    mend = "choose another folder with --out, or bring back what was measured"
-    return RunError(f"{what} have changed since they were measured here", where=str(folder), mend=mend)
 
 
 def _fresh(config: RunConfig, dataset: Dataset, device: torch.device) -> nn.Module:

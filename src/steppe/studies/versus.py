@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steppe.chance import LEVEL, Interval, half_interval, quantile, seed_error
+from steppe.data import has_same_images
 from steppe.runs import Answers
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one configuration: their answers, by seed."""
+    """Runs of one configuration: their answers, and what their `data.json` say, by seed."""
 
     name: str
     runs: dict[int, Answers]
+    data: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Where it is not given, labels alone tell other images."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,11 @@ class Versus:
     b: Group
     accuracy: Difference
     nll: Difference
-    only_a: int
-    """images that A alone gets right, in the median run"""
-    only_b: int
+    only_a: int | None
+    """images that A alone gets right, in the median run; None where the images are not paired"""
+    only_b: int | None
+    by_image: bool = True
+    """Whether the images are paired: both answered the same ones."""
 
     @property
     def one_seed(self) -> bool:
@@ -79,29 +85,34 @@ class Versus:
     @property
     def alike(self) -> bool:
         """Whether both gave every image the same answers, with the same certainty."""
-        if set(self.a.runs) != set(self.b.runs):
+        if not self.by_image or set(self.a.runs) != set(self.b.runs):
             return False
         pairs = [(run, self.b.runs[seed]) for seed, run in self.a.runs.items()]
         return all(np.array_equal(p.answers, q.answers) and np.array_equal(p.nll, q.nll) for p, q in pairs)
 
 
-def compare_groups(a: Group, b: Group, *, draws: int = 10_000, seed: int = 0) -> Versus:
-    """Compare two groups on the test set they share.
+def compare_groups(a: Group, b: Group, *, draws: int = 10_000, seed: int = 0, paired: bool = True) -> Versus:
+    """Compare two groups on the test set they share, or each on its own.
 
     Args:
         a: the first, at least one run.
         b: the second.
         draws: of the bootstrap.
         seed: of the bootstrap.
+        paired: image by image, and seed by seed where both have the same; False takes A and B as independent.
 
     Raises:
-        ValueError: the runs were not tested on the same images.
+        ValueError: the runs were not tested on the same images; without `paired`, those of one group.
     """
-    everything = [*a.runs.values(), *b.runs.values()]
-    if any(not np.array_equal(run.labels, everything[0].labels) for run in everything):
-        raise ValueError("the runs were not tested on the same images")
+    for one, other in ((a, a), (b, b), *([(a, b)] if paired else [])):
+        if reason := _tell_other_images(one, other):
+            of = "" if one is not other else f" of {one.name}"
+            raise ValueError(f"the runs{of} were not tested on the same images: {reason}")
     hits = [{s: run.hits.astype(np.float64) for s, run in group.runs.items()} for group in (a, b)]
     nll = [{s: run.nll.astype(np.float64) for s, run in group.runs.items()} for group in (a, b)]
+    if not paired:
+        accuracy, loss = (_unpaired(sides[0], sides[1]) for sides in (hits, nll))
+        return Versus(a, b, accuracy, loss, None, None, by_image=False)
     accuracy = _difference(hits[0], hits[1], lambda each: bootstrap_mean(each, draws=draws, seed=seed))
     seeds = sorted(set(a.runs) & set(b.runs))
     pairs = [(hits[0][s], hits[1][s]) for s in seeds] or list(zip(hits[0].values(), hits[1].values(), strict=False))
@@ -141,6 +152,20 @@ def mean_interval(values: NDArray[np.float64]) -> tuple[float, Interval]:
 BySeed = dict[int, NDArray[np.float64]]
 
 
+def _tell_other_images(a: Group, b: Group) -> str:
+    """Why the runs of two groups, or of one, were not all tested on the same images; empty where they were."""
+    groups = [a] if a is b else [a, b]
+    labels = [run.labels for group in groups for run in group.runs.values()]
+    noted = [group.data[seed] for group in groups if group.data for seed in group.runs]
+    sizes = [len(one) for one in labels]
+    if len(set(sizes)) > 1:
+        return f"{min(sizes)} images and {max(sizes)}"
+    same = [has_same_images(noted[0], one, "test") for one in noted]
+    if False in same or any(not np.array_equal(one, labels[0]) for one in labels):
+        return f"{sizes[0]} images each, but other ones"
+    return "data.json does not say of all which ones they were" if None in same and len(same) > 1 else ""
+
+
 def _difference(
     a: BySeed, b: BySeed, over_images: Callable[[NDArray[np.float64]], tuple[float, Interval]]
 ) -> Difference:
@@ -148,14 +173,30 @@ def _difference(
     image_error, images = over_images(mean_b - mean_a)
     middle = float((mean_b - mean_a).mean())
     paired = set(a) == set(b)
-    error = seed_error(*({seed: float(values.mean()) for seed, values in group.items()} for group in (a, b)))
-    seeds = both = None
-    if error is not None:
-        half = half_interval(error)
-        seeds = (middle - half, middle + half)
-        half = math.hypot(half, image_error * quantile())
-        both = (middle - half, middle + half)
+    seeds, both = _over_seeds(a, b, middle, image_error)
     return Difference(float(mean_a.mean()), float(mean_b.mean()), middle, images, seeds, both, paired)
+
+
+def _unpaired(a: BySeed, b: BySeed) -> Difference:
+    """B less A where each side has images and seeds of its own: normal intervals over images, Welch's over seeds."""
+    means = [np.mean(list(group.values()), axis=0) for group in (a, b)]
+    low, high = (float(values.mean()) for values in means)
+    image_error = math.hypot(*(mean_interval(values)[0] for values in means))
+    half = image_error * quantile()
+    apart = {-1 - seed: values for seed, values in b.items()}  # no seed of one side is one of the other
+    seeds, both = _over_seeds(a, apart, high - low, image_error)
+    return Difference(low, high, high - low, (high - low - half, high - low + half), seeds, both, False)
+
+
+def _over_seeds(a: BySeed, b: BySeed, middle: float, image_error: float) -> tuple[Interval | None, Interval | None]:
+    """The interval over seeds, and that over seeds and images; None where a side has one seed."""
+    error = seed_error(*({seed: float(values.mean()) for seed, values in group.items()} for group in (a, b)))
+    if error is None:
+        return None, None
+    half = half_interval(error)
+    seeds = (middle - half, middle + half)
+    half = math.hypot(half, image_error * quantile())
+    return seeds, (middle - half, middle + half)
 
 
 def name_seeds(seeds: Sequence[int]) -> str:

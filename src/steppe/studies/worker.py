@@ -1,7 +1,7 @@
 """A worker process of a study: takes runs as JSON lines on its input, tells about them as JSON lines.
 
     in   {"config": {...}, "out": "...", "data_root": null, "device": null, "measure": {...}, "command": [...],
-          "keeping": {...}, "track": [...]}
+          "keeping": {...}, "track": [...], "recorded": null | {"run": "...", "data": {...}}}
     out  {"event": "epoch", "record": {...}} … and {"event": "note", "text": "..."} …, then one of
          {"event": "done"} | {"event": "failed", "reason": "..."} | {"event": "interrupted"} |
          {"event": "busy", "reason": "..."}, when another process is writing this run
@@ -31,6 +31,7 @@ from steppe.errors import Busy, Interrupted, SteppeError
 from steppe.measuring import ignore
 from steppe.runs import Observer, Run, Several, make_trackers
 from steppe.studies.pipeline import execute_on
+from steppe.studies.recorded_data import check_recorded
 
 
 def main() -> None:
@@ -73,8 +74,10 @@ def work(
         cache = job["keeping"]["cache"]
         keeping = Keeping(**{**job["keeping"], "cache": Path(cache) if cache else None})
         teller = Teller()
+        dataset = _load_once(config.data, job["data_root"], keeping)
+        check_recorded(job["recorded"], dataset, Path(job["out"]).parent)
         execute_on(
-            _load_once(config.data, job["data_root"], keeping),
+            dataset,
             config,
             job["out"],
             data_root=job["data_root"],

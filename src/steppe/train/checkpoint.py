@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from steppe.errors import RunError
+from steppe.plain_files import check_plain
 from steppe.runs import write_atomically
 
 
@@ -30,6 +31,7 @@ def save_checkpoint(path: Path, tree: dict[str, Any]) -> None:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read back what `save_checkpoint` wrote, with tensors on the CPU."""
     try:
+        check_plain(path)
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118

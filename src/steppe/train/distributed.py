@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -191,9 +191,9 @@ def whole(node: Any) -> Any:
 
 
 def whole_vector(vector: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Local parts, one for each parameter, put together; all processes must call it."""
+    """Local parts, one for each parameter, put together; all processes must call it. Single numbers stay."""
     return [
-        _as_shard(part, parameter).full_tensor() if part is not None and is_sharded(parameter) else part
+        _as_shard(part, parameter).full_tensor() if _is_cut(part, parameter) else part
         for part, parameter in zip(vector, parameters, strict=True)
     ]
 
@@ -201,9 +201,13 @@ def whole_vector(vector: Sequence[Tensor | None], parameters: Sequence[Tensor]) 
 def local_vector(vector: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor | None]:
     """This process's parts of whole tensors, one for each parameter."""
     return [
-        shard_like(value, parameter).to_local() if value is not None and is_sharded(parameter) else value
+        shard_like(value, parameter).to_local() if _is_cut(value, parameter) else value
         for value, parameter in zip(vector, parameters, strict=True)
     ]
+
+
+def _is_cut(value: Tensor | None, parameter: Tensor) -> TypeGuard[Tensor]:
+    return value is not None and value.dim() > 0 and is_sharded(parameter)
 
 
 def shard_like(value: Tensor, parameter: Any) -> Any:

@@ -16,8 +16,8 @@ import torch
 from steppe import models
 from steppe.config import RunConfig
 from steppe.cost import Energy, EnergyMeter
-from steppe.data import Dataset, Keeping, as_learned, is_learned
-from steppe.errors import Interrupted, RunError, TrainingError
+from steppe.data import Dataset, Keeping, as_learned, check_unchanged
+from steppe.errors import Interrupted, RunError, TrainingError, ran_out_of_memory
 from steppe.models.weights import say_once
 from steppe.runs import Observer, Run, Several, Status, create_run
 from steppe.train.distributed import Ranks, SilentRun, join
@@ -61,7 +61,8 @@ def train(
             all validation images are taken after every epoch, and all images of every split at the end.
 
     Raises:
-        RunError: the folder belongs to another configuration or data, is in use, or cannot be written.
+        RunError: the folder belongs to another configuration, is in use, or cannot be written.
+        DataError: the data have changed since the run was begun.
         TrainingError: the loss is no longer finite; the last good checkpoint is kept.
         Interrupted: Ctrl-C or SIGTERM; the run can go on.
     """
@@ -132,8 +133,8 @@ def _complete(
         )
         _note_failure(run, failure, training)
         raise failure from None
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        ran_out = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is one
+        ran_out = ran_out_of_memory(error)
         if not ran_out and not (captured and "captur" in str(error)):
             raise
         if not captured:
@@ -227,9 +228,8 @@ def _check_data(run: Run, config: RunConfig, dataset: Dataset) -> None:
     if not before:
         dataset, chosen = _normalised(config, dataset)
         run.write("data.json", {**dataset.describe(), "statistics": chosen})
-    elif not is_learned(dataset, before):
-        mend = "bring the old data back, or choose another folder with --out"
-        raise RunError("the data is not what this run was made with", where=str(run.path), mend=mend)
+    else:
+        check_unchanged(before, dataset, where=str(run.path))
 
 
 def _normalised(config: RunConfig, dataset: Dataset) -> tuple[Dataset, str]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from steppe.config import RunConfig
+from steppe.errors import ran_out_of_memory
 from steppe.minimizers import ESAM, Batch, CapturedStep, Minimizer, RunningStatistics
 from steppe.train.objectives import Inputs, Objective
 
@@ -56,8 +57,9 @@ class EagerStep:
                 paid = (self.minimizer.gradient_evaluations - before) * self.objective.views + batch.attacks
                 self.minimizer.gradient_evaluations = before + paid
                 return loss.detach(), batch.hits, batch.seen
-            except torch.OutOfMemoryError:
-                if self.parts >= size or not self.objective.separable or dist.is_initialized():
+            except Exception as error:
+                whole = self.parts >= size or not self.objective.separable or dist.is_initialized()
+                if whole or not ran_out_of_memory(error):
                     raise
                 self.statistics.restore()
                 self.parts *= 2
