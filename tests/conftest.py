@@ -37,3 +37,12 @@ def browser() -> Iterator[Any]:
             pytest.skip(f"no browser: the page is NOT tested, Chromium does not start: {str(error)[:200]}")
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A local cluster of two CPUs."""
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield ray
+    ray.shutdown()

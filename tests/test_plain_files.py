@@ -20,8 +20,8 @@ from steppe.errors import ConfigError, DataError, RunError
 from steppe.plain_files import NotPlainError, check_plain, open_plain, read_plain, read_plain_text
 from steppe.report.publish import read_benchmarks
 from steppe.runs import read_json
+from steppe.search.journal import open_journal
 from steppe.studies import execute
-from steppe.studies.journal import open_journal
 
 LIMIT_S = 60
 

@@ -65,7 +65,7 @@ def _bombed(place: Path, bomb: Bomb) -> dict[str, Callable[[], Any]]:
     from steppe.data.storage import Files, map_files
     from steppe.models.weights import load_pretrained
     from steppe.runs import read_answers, read_json
-    from steppe.studies.journal import open_journal
+    from steppe.search.journal import open_journal
     from steppe.train.checkpoint import load_checkpoint
 
     raw = pickle.dumps(bomb)

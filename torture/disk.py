@@ -252,6 +252,7 @@ def read_only(found: Found, expected: Fingerprint, place: Path) -> None:
             for name, arguments in {
                 "train": (*TRAIN[:-1], inside / "new"),
                 "geometry": ("geometry", inside / "r", "--device", "cpu", "--only", "norms", "--quick"),
+                "cost": ("cost", inside / "r", "--device", "cpu"),
                 "report": ("report", inside / "r", "-o", inside / "page.html"),
                 "study run": ("study", "run", "quickstart", "--device", "cpu", "-o", inside / "study"),
                 "fit": ("fit", "digits", "--device", "cpu", "--budget", "20s", "-o", inside / "fit"),
@@ -265,7 +266,7 @@ def read_only(found: Found, expected: Fingerprint, place: Path) -> None:
             lock(False)
         left = look_at_run(inside / "r")
         found.check("a run in a read-only folder stays as it was", left == expected)
-    found.counts["read-only folder"] = "5 commands refused in words; reading goes on" + (
+    found.counts["read-only folder"] = "6 commands refused in words; reading goes on" + (
         " (tmpfs mounted ro)" if root else " (modes)"
     )
     found.say("read-only folder")

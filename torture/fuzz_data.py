@@ -56,7 +56,9 @@ def images(folder: Path) -> Once:
         path.write_bytes(content)
         try:
             odd = rng.choice(("refuse", "convert"))
-            data.load(DataConfig(name=str(folder / "set"), image_size=rng.choice((None, 8, 12)), odd_images=odd))
+            size = rng.choice((None, 8, 12))
+            wanted = {"name": str(folder / "set"), "image_size": size, "odd_images": odd}
+            data.load(DataConfig.model_validate(wanted))
         finally:
             path.unlink()
 

@@ -260,8 +260,8 @@ def study_folders(folder: Path) -> Once:
 
 def search_folders(folder: Path) -> Once:
     """A search's folder with a damaged journal or fit.json, opened to go on."""
-    from steppe.studies.clock import read_about
-    from steppe.studies.journal import open_journal
+    from steppe.search.budget import read_about
+    from steppe.search.journal import open_journal
 
     made, work = folder / "made", folder / "work"
     made.mkdir()

@@ -145,7 +145,7 @@ def settings(folder: Path) -> Once:
     from steppe.evaluate.measures import MEASURES as EVALUATE
     from steppe.geometry.measures import MEASURES as GEOMETRY
     from steppe.measuring import change_settings, choose
-    from steppe.studies.clock import parse_budget
+    from steppe.search.budget import parse_budget
 
     good = [f"{n}.{k}={v}" for table in (EVALUATE, GEOMETRY) for n, m in table.items() for k, v in m.defaults.items()]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +52,7 @@ def torture(found: Found, files: int, place: Path) -> None:
     (place / "folders").mkdir()
     folders(found, place / "folders")
     named(found, place)
+    narrow(found, place)
     many_files(found, files, place / "many")
     for number, part in enumerate((special_files, rewritten_weights, taken_places, changed_images)):
         (place / f"special{number}").mkdir()
@@ -131,6 +134,11 @@ def _damages(place: Path) -> list[tuple[str, Callable[[Path], object], int | Non
     def deep(root: Path) -> None:
         _picture(root.joinpath("a", *("d" * 3 for _ in range(200))) / "x.png")
 
+    def macos(root: Path) -> None:
+        for litter in (root / ".DS_Store", root / "a" / "._0.png", root / "__MACOSX" / "a" / "._0.png"):
+            litter.parent.mkdir(parents=True, exist_ok=True)
+            litter.write_bytes(b"\x00\x05\x16\x07")
+
     outside = place / "outside.png"
     _picture(outside, 9)
     return [
@@ -148,6 +156,7 @@ def _damages(place: Path) -> list[tuple[str, Callable[[Path], object], int | Non
         ("a class whose name is not UTF-8", bytes_class, 8),
         ("a name that is not UTF-8", bytes_name, 9),
         ("200 folders in each other", deep, 9),
+        ("what macOS leaves in folders and archives", macos, 8),
     ]
 
 
@@ -180,6 +189,27 @@ def named(found: Found, place: Path) -> None:
             found.fail(f"steppe {command[0]} with odd class names: {type(error).__name__}: {str(error)[:200]}")
     found.counts["odd class names"] = f"{len(NAMES) + 2}, trained on, measured, drawn and reported"
     found.say("odd class names")
+
+
+def narrow(found: Found, place: Path) -> None:
+    """Commands that print many signs, to outputs that cannot encode them.
+
+    Args:
+        found: takes the account.
+        place: a folder to work in.
+    """
+    tried = 0
+    for encoding in ("ascii", "cp1252", "koi8-r", "utf-8"):
+        for arguments in (("train", "--help"), ("minimizers",), ("study", "show", "radius"), ("train", "ρ/é.toml")):
+            command = [sys.executable, "-m", "steppe", *arguments]
+            environment = {**os.environ, "PYTHONIOENCODING": encoding}
+            done = subprocess.run(command, capture_output=True, env=environment, cwd=place, check=False)
+            said = done.stderr.decode(encoding, "replace")
+            whole = done.returncode in (0, 2) and "Traceback" not in said
+            found.check(f"steppe {' '.join(arguments)} in {encoding}", whole, said[-200:])
+            tried += 1
+    found.counts["outputs of few signs"] = f"{tried} commands"
+    found.say("outputs of few signs")
 
 
 def _count(dataset: Dataset) -> int:

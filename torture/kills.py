@@ -72,7 +72,7 @@ def look_at_study(folder: Path) -> Fingerprint:
 
 def look_at_search(folder: Path) -> Fingerprint:
     """Every trial in its order, how it went and what it ended in; every run; and what was chosen."""
-    from steppe.studies.journal import open_journal
+    from steppe.search.journal import open_journal
 
     search = folder / "f"
     runs = [path.parent for path in search.glob("*/config.toml") if not path.parent.is_symlink()]

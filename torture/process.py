@@ -90,13 +90,6 @@ def preload() -> None:
     """Import what a command needs, so that a fork has it."""
     import sklearn.datasets  # noqa: F401
 
-    import steppe.cli.main
-    import steppe.deploy
-    import steppe.evaluate.measures
-    import steppe.report
-    import steppe.studies.pipeline
-    import steppe.studies.search  # noqa: F401
-
     with contextlib.suppress(ImportError):
         import optuna  # noqa: F401
 

@@ -218,3 +218,11 @@ def test_a_run_without_data_json(run, capsys):
     (run.path / "data.json").write_text(json.dumps({}))
     assert steppe("cost", run.path) == 2
     assert "data.json does not say" in capsys.readouterr().err
+
+
+def test_run_that_cannot_be_written_is_refused_before_measuring(run, capsys, monkeypatch):
+    monkeypatch.setattr(costs, "measure_cost", lambda *_, **__: pytest.fail("it was measured"))
+    (run.path / ".lock").unlink(missing_ok=True)
+    (run.path / ".lock").mkdir()
+    assert steppe("cost", run.path) == 2
+    assert "cannot be written" in capsys.readouterr().err

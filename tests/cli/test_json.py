@@ -261,7 +261,7 @@ def test_two_runs_compared_and_images_classified(spoken, runs, tmp_path):
 
 @pytest.mark.long
 def test_a_search_and_a_second_look_at_it(spoken, tmp_path):
-    for slow_to_import in ("optuna", "timm", "steppe.studies.search"):  # it would take from the search's time
+    for slow_to_import in ("optuna", "timm", "steppe.search.fitting"):  # it would take from the search's time
         importlib.import_module(slow_to_import)
     code, found, said = spoken("fit", "digits", "--model", "mlp_8", "--budget", "8s", "-o", "f")
     assert code == 0

@@ -330,3 +330,21 @@ def test_the_radius_of_msam_follows_its_base():
     assert RunConfig.model_validate({"minimizer": {"name": "msam"}}).minimizer.rho == 0.3, "AdamW is the default"
     over = RunConfig.model_validate({"optimizer": {"name": "sgd"}}).optimizer
     assert RunConfig.model_validate({"minimizer": {"name": "msam"}, "optimizer": over}).minimizer.rho == 3.0
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"optimizer": {"lr": True}}, "optimizer.lr = True"),
+        ({"budget": {"epochs": "1"}}, "budget.epochs = '1'"),
+        ({"batch_size": 32.0}, "batch_size = 32.0"),
+        ({"augment": {"flip": 1}}, "augment.flip = 1"),
+    ],
+)
+def test_value_of_another_type_is_refused(values, named):
+    with pytest.raises(ConfigError, match=named):
+        parse(RunConfig, values, where="run.toml")
+
+
+def test_whole_number_stands_for_a_real_one():
+    assert parse(RunConfig, {"optimizer": {"lr": 1}}, where="run.toml").optimizer.lr == 1.0

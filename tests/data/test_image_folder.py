@@ -156,3 +156,25 @@ def test_images_none_of_which_can_be_read_are_not_called_oblong(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.png").write_text("junk")
     assert "2 image(s) cannot be read" in complaint(tmp_path)
+
+
+def test_litter_of_macos_is_passed_over(folder):
+    plain = read(folder)
+    (folder / ".DS_Store").write_bytes(b"Bud1")
+    for litter in (
+        folder / "cat" / "._0.png",
+        folder / "__MACOSX" / "cat" / "._0.png",
+        folder / "cat" / ".x" / "0.png",
+    ):
+        litter.parent.mkdir(parents=True, exist_ok=True)
+        litter.write_bytes(b"\x00\x05\x16\x07")
+    found = read(folder)
+    assert found.classes == ("cat", "dog")
+    assert found.fingerprint == plain.fingerprint
+
+
+def test_broken_exif_is_not_warned_of(folder, recwarn):
+    cut = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0\x01\0\0\0\x06"
+    Image.new("RGB", (16, 16), "red").save(folder / "cat" / "cut.jpg", exif=cut)
+    assert len(read(folder).classes) == 2
+    assert not recwarn.list

@@ -189,3 +189,10 @@ def test_a_header_that_makes_no_sense_is_a_damaged_file(folder):
     (next(folder.rglob("*.png")).parent / "odd.ppm").write_bytes(b"P6 12 1225999999999999 255\n")
     with pytest.raises(DataError, match=r"odd\.ppm"):
         load(DataConfig(name=str(folder), image_size=8))
+
+
+def test_cache_that_cannot_be_made_says_what_else_there_is(folder, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="no cache of the images can be made") as caught:
+        read(folder, "cache", tmp_path / "file" / "steppe")
+    assert "--keep memory" in str(caught.value)

@@ -112,9 +112,16 @@ def test_missing_rate():
     assert crossed > 0
     assert found["rate"] == crossed
     assert found["pairs"] == 4
-    assert found["stderr"] == pytest.approx((crossed * (1 - crossed) / 4) ** 0.5)
+    assert 0 <= found["low"] < crossed < found["high"] <= 1
     at_the_ends = measure_missing_rate(Nearest(), [(x, torch.tensor([0, 2, 0, 2]))], weight=1.0)
     assert at_the_ends["rate"] == 0.0
+
+
+def test_missing_rate_of_none_has_an_interval():
+    x = torch.tensor([[0.0], [2.0]]).repeat(20, 1)
+    found = measure_missing_rate(Nearest(), [(x, torch.tensor([0, 2]).repeat(20))], weight=1.0)
+    assert (found["rate"], found["low"], found["pairs"]) == (0.0, 0.0, 40)
+    assert found["high"] == pytest.approx(0.0876, abs=1e-4)
 
 
 def test_the_model_is_left_as_it_was_found():

@@ -71,7 +71,7 @@ def add_results(run: Run, sharpness: float = 1.0, *, points: int = 21, examples:
             "activations": {"stem": {"active": 0.4, "neurons": 100}, "block1": {"active": 0.6, "neurons": 300}},
             "settings": {"examples": examples},
         },
-        "missing_rate": {"rate": 0.4, "stderr": 0.02, "pairs": 256},
+        "missing_rate": {"rate": 0.4, "low": 0.34, "high": 0.46, "pairs": 256},
         "line": {"steps": steps.tolist(), "loss": (0.02 + sharpness * steps**2).tolist(), "centre": 0.02},
         "landscape": {"steps": steps.tolist(), "loss": valley.tolist(), "centre": 0.02, "settings": asked},
         "between": {

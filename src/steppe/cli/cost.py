@@ -97,6 +97,7 @@ def _read_target(
     """A run, or a model's configuration and its images; what is wrong is told before anything is measured."""
     from steppe import models
     from steppe.studies import Images
+    from steppe.studies.costs import check_writable
 
     given = [f"--{key}" for key, value in _flat(own).items() if value is not None]
     if (Path(target) / "config.toml").is_file():
@@ -105,6 +106,7 @@ def _read_target(
             raise ConfigError(what, where=target, mend="name a model instead of a run, or leave them away")
         run = Run(target)
         Images.of_run(run)
+        check_writable(run)
         return run, None
     if Path(target).is_dir():
         Run(target)  # says what a run folder is

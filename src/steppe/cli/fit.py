@@ -31,7 +31,7 @@ from steppe.cli.show import JsonOption, ReadingProgress, console, print_json, pr
 from steppe.config import DataConfig, RunConfig, parse
 
 if TYPE_CHECKING:
-    from steppe.studies.trial import Outcome
+    from steppe.search.trial import Outcome
 
 
 def fit(
@@ -65,7 +65,7 @@ def fit(
 ) -> None:
     """Find the best model for some images within a budget, and train it. The same command again goes on."""
     began = _start_of_this_command()
-    from steppe.studies.clock import parse_budget
+    from steppe.search.budget import parse_budget
 
     check_place(on, address)
     given = parse_budget(budget)
@@ -76,7 +76,7 @@ def fit(
     from steppe.data import Keeping
     from steppe.report import print_table, row_values, summarise, write_report
     from steppe.runs import read_json
-    from steppe.studies.search import Wanted, fit
+    from steppe.search.fitting import Wanted, fit
 
     with progress_bar() as bar:
         found = fit(
@@ -125,7 +125,7 @@ class _Shown:
         self.task = bar.add_task("searching", total=None) if bar else None
 
     def __call__(self, event: str, config: RunConfig, outcome: Outcome | None) -> None:
-        from steppe.studies.space import describe
+        from steppe.search.space import describe
 
         words = describe(config)
         length = f"{words['seconds']} s" if "seconds" in words else f"{words['gradients']} gradients"

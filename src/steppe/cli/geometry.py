@@ -18,7 +18,7 @@ HEADLINES = {
     "ntk": "kappa stderr",
     "ntk_initial": "kappa stderr",
     "norms": "weights.whole gradients.whole activations.*.active",
-    "missing_rate": "rate stderr",
+    "missing_rate": "rate low high",
     "noise": "mean stderr clean",
     "line": "centre",
     "landscape": "centre",

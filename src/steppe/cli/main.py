@@ -13,6 +13,7 @@ import typer
 
 from steppe.cli import study, weights
 from steppe.cli.cost import cost
+from steppe.cli.encoding import write_any_text
 from steppe.cli.evaluate import evaluate
 from steppe.cli.export import export
 from steppe.cli.fit import fit
@@ -63,6 +64,7 @@ def options(
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line: errors meant for the user exit with code 2, an interruption with 130."""
+    write_any_text()
     before = {kind: signal.signal(kind, _stop) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         app(args=argv, prog_name="steppe")  # also for `python -m steppe`, which would complete the word "python"

@@ -74,7 +74,12 @@ JsonOption = Annotated[
 
 def print_json(value: Any) -> None:
     """Print the document of a command that was asked for --json: nothing is wrapped, shortened or coloured."""
-    _document.print(json_text(value), soft_wrap=True)
+    text = json_text(value)
+    try:
+        text.encode(_document.encoding)
+    except UnicodeEncodeError:
+        text = json_text(value, ascii_alone=True)
+    _document.print(text, soft_wrap=True)
 
 
 ForceOption = Annotated[
@@ -82,9 +87,9 @@ ForceOption = Annotated[
 ]
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Any, *, ascii_alone: bool = False) -> str:
     """A value as readable JSON: paths as text, NaN and infinity as null."""
-    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_plain(value), indent=2, ensure_ascii=ascii_alone, allow_nan=False)
     return text.encode("utf-8", "backslashreplace").decode()  # a file's name may be no Unicode: as JSON escapes it
 
 

@@ -62,6 +62,9 @@ class DataConfig(Section):
         "efficientnet_lite; default: what pretrained weights were trained with where that is known, else own",
     )
     variance: float | None = Field(None, ge=0, description="2-D toys: variance of the noise; default: 1")
+    learn_from_val: bool = Field(
+        False, description="probe: learn from the validation images too, and judge by cross-validation instead"
+    )
     odd_images: Literal["refuse", "convert"] = Field(
         "refuse", description="what to do with images that are not 8-bit RGB or grey (16-bit, CMYK, palette, alpha)"
     )
@@ -71,10 +74,10 @@ class ModelConfig(Section):
     """The network."""
 
     name: str = Field("vit_tiny_p2", min_length=1, description="model: a name from `steppe models`, or any timm name")
-    mode: Literal["scratch", "finetune", "frozen", "last_n_blocks"] | None = Field(
+    mode: Literal["scratch", "finetune", "frozen", "last_n_blocks", "probe"] | None = Field(
         None,
-        description="scratch, finetune (all of it), frozen (the head alone), last_n_blocks; default: finetune where "
-        "weights are given, else scratch",
+        description="scratch, finetune (all of it), frozen (the head alone), last_n_blocks, probe (logistic regression "
+        "on frozen features); default: finetune where weights are given, else scratch",
     )
     weights: str | None = Field(
         None,
@@ -83,6 +86,9 @@ class ModelConfig(Section):
         "a run folder, run:ID, timm, timm:NAME, hf-hub:NAME; without a model it is the one they belong to",
     )
     last_blocks: int | None = Field(None, gt=0, description="last_n_blocks: how many blocks are trained with the head")
+    penalty: float | None = Field(
+        None, gt=0, description="probe: weight of its squared weights; default: chosen by cross-validation"
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate before the head")
     block_dropout: float = Field(
         0.0, ge=0, lt=1, description="dropout after each dense layer of a transformer or mixer, or inside a WRN block"
@@ -113,6 +119,8 @@ class ModelConfig(Section):
             raise ValueError(f"mode {self.mode!r} begins from trained weights; give weights")
         if (self.mode == "last_n_blocks") != (self.last_blocks is not None):
             raise ValueError("mode 'last_n_blocks' and last_blocks go together; give both or neither")
+        if self.penalty is not None and self.mode != "probe":
+            raise ValueError("penalty belongs to mode 'probe'")
         return self
 
 
@@ -355,6 +363,37 @@ class RunConfig(Section):
         if base == "sgd" or not isinstance(minimizer, Mapping) or minimizer.get("name") != "msam":
             return values
         return values if minimizer.get("rho") is not None else {**values, "minimizer": {**minimizer, "rho": 0.3}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _probe_sees_every_image_once(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get("budget"):
+            return values
+        model = values.get("model")
+        mode = model.get("mode") if isinstance(model, Mapping) else getattr(model, "mode", None)
+        return {**values, "budget": {"epochs": 1}} if mode == "probe" else values
+
+    @model_validator(mode="after")
+    def _probe_is_plain(self) -> Self:
+        """A probe is solved, not trained: settings of training would be ignored."""
+        if self.model.mode != "probe":
+            if self.data.learn_from_val:
+                raise ValueError("learn_from_val belongs to model.mode 'probe'")
+            return self
+        changed = {
+            "minimizer": self.minimizer.name != "base",
+            "objective": bool(self.objective.name),
+            "augment": self.augment.model_copy(update={"flip": False}) != AugmentConfig(),
+            "ema": self.ema is not None,
+            "accumulate": self.accumulate is not None,
+            "sigmoid_loss": self.sigmoid_loss,
+            "label_smoothing": self.label_smoothing > 0,
+            "clip_norm": self.clip_norm is not None,
+            "patience": self.patience is not None,
+        }
+        if names := ", ".join(name for name, is_changed in changed.items() if is_changed):
+            raise ValueError(f"mode 'probe' solves a logistic regression, to which {names} means nothing")
+        return self
 
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:

@@ -9,9 +9,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """What every part of a configuration shares: no unknown keys, no change after it is made."""
+    """What every part of a configuration shares: no unknown keys, no values of another type, no change once made.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    A whole number may stand for a real one. True is no number, and "1" is a text.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 def with_defaults(values: Any, table: Mapping[str, Mapping[str, Any]], default_name: str) -> Any:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from steppe.config import cache_folder
 from steppe.data.dataset import Source, Split
-from steppe.data.storage import Files, Progress, Store, map_files
+from steppe.data.storage import Files, Progress, Store, decoding, map_files
 from steppe.errors import DataError
 from steppe.plain_files import open_plain
 
@@ -136,13 +136,19 @@ def read_listed(
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Every image file in a folder and below, in the order of their names."""
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    """Every image file in a folder and below that is not hidden, in the order of their names."""
+    files = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    return sorted(p for p in files if not any(map(_is_litter, p.relative_to(folder).parts)))
 
 
 def folders_in(path: Path) -> list[Path]:
     """The folders in a folder that are not hidden, in the order of their names."""
-    return sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    return sorted(child for child in path.iterdir() if child.is_dir() and not _is_litter(child.name))
+
+
+def _is_litter(name: str) -> bool:
+    """Whether a file or folder is hidden, or beside what it should be: macOS packs `._x.png` and `__MACOSX/` too."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _find_splits(path: Path) -> dict[str, Path]:
@@ -186,7 +192,7 @@ def _stored_side(files: tuple[Path, ...], size: int | None, path: Path) -> int:
     sizes: Counter[tuple[int, int]] = Counter()
     for file in probed:
         try:
-            with open_plain(file) as raw, Image.open(raw) as image:
+            with decoding(), open_plain(file) as raw, Image.open(raw) as image:
                 sizes[image.size] += 1
         except Exception:  # whatever a damaged file's bytes happen to mean
             continue  # the decoding later tells about every damaged file at once

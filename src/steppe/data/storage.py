@@ -12,8 +12,9 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,8 +116,7 @@ class Files:
         files = list(paths)
         damaged: list[str] = []
         odd: list[str] = []
-        with ThreadPoolExecutor(threads) as pool, warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
+        with ThreadPoolExecutor(threads) as pool, decoding():
             run = map if threads == 1 else pool.map
             for start in range(0, len(files), CHUNK):
                 if progress:
@@ -186,15 +186,16 @@ def map_files(files: Files, folder: Path, progress: Progress | None = None) -> M
             return mapped
     except (OSError, ValueError, EOFError):
         pass  # not there, or not whole: it is made now
-    folder.mkdir(parents=True, exist_ok=True)
-    needed, free = int(np.prod(files.shape)), shutil.disk_usage(folder).free
-    if needed > free:
-        what = f"the decoded images need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
-        mend = "name another folder with STEPPE_CACHE, choose a smaller stored_size, or stream (storage='stream')"
-        raise DataError(what, where=str(folder), mend=mend)
-    handle, name = tempfile.mkstemp(prefix=".making-", suffix=".npy", dir=folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".making-", suffix=".npy", dir=folder)
+    except OSError as error:
+        mend = "name another folder with --cache or STEPPE_CACHE, or keep the images otherwise: --keep memory or stream"
+        what = f"no cache of the images can be made: {error.strerror or error}"
+        raise DataError(what, where=str(folder), mend=mend) from None
     os.close(handle)
     try:
+        _check_room(files, folder)
         out = np.lib.format.open_memmap(name, mode="w+", dtype=np.uint8, shape=files.shape)
         files.decode_all(out, progress)
         out.flush()
@@ -203,6 +204,23 @@ def map_files(files: Files, folder: Path, progress: Progress | None = None) -> M
     finally:
         Path(name).unlink(missing_ok=True)
     return Mapped(path, files.fingerprint)
+
+
+def _check_room(files: Files, folder: Path) -> None:
+    needed, free = int(np.prod(files.shape)), shutil.disk_usage(folder).free
+    if needed > free:
+        what = f"the decoded images need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+        mend = "name another folder with STEPPE_CACHE, choose a smaller stored_size, or stream (storage='stream')"
+        raise DataError(what, where=str(folder), mend=mend)
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Inside, decompression bombs are refused already where PIL only warns; what it warns of metadata is left out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
 
 
 def decode(file: Path, size: int) -> tuple[np.ndarray | None, str, str]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from scipy.optimize import brentq
 from torch import Tensor
 
@@ -24,7 +26,8 @@ from steppe.deploy.trained import Trained
 from steppe.errors import ConfigError, DataError, RunError
 from steppe.evaluate.scores import BINS, predict, score
 from steppe.measuring import in_smaller_chunks
-from steppe.plain_files import open_plain
+from steppe.plain_files import check_plain, open_plain
+from steppe.runs import OUT_OF_FOLD, Run
 from steppe.studies.subjects import load_learned
 
 FILE = "calibration.json"
@@ -188,6 +191,8 @@ def get_calibration(
         return _unless_impossible(found)
     if not make:
         return "the run has no calibration yet"
+    if (path := trained.run.path / OUT_OF_FOLD).is_file():
+        return _keep(calibrate(*_read_out_of_fold(path), digest), trained.run, say)
     dataset = _load(trained, data_root, progress)
     if isinstance(dataset, str):
         return dataset
@@ -206,10 +211,23 @@ def get_calibration(
     logits, labels = in_smaller_chunks(answer, batch_size)
     if not bool(torch.isfinite(logits).all()):
         return "its answers on the validation images are not finite numbers"
-    found = calibrate(logits, labels, digest)
+    return _keep(calibrate(logits, labels, digest), trained.run, say)
+
+
+def _read_out_of_fold(path: Path) -> tuple[Tensor, Tensor]:
+    """Read the answers of a probe's cross-validation: it has learned the validation images itself."""
     try:
-        with trained.run.lock():
-            trained.run.write(FILE, found.as_json())
+        check_plain(path)
+        found = load_file(path)
+        return found["logits"], found["labels"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RunError(f"the answers cannot be read: {error}", where=str(path), mend="make the run again") from None
+
+
+def _keep(found: Calibration, run: Run, say: Callable[[str], None]) -> Calibration | str:
+    try:
+        with run.lock():
+            run.write(FILE, found.as_json())
     except RunError as error:
         say(f"the calibration could not be kept in the run folder: {error.what}")
     if found.why_not is None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
-import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,15 +80,6 @@ def read_picture(picture: Picture, *, size: int, channels: int, odd_images: str)
     if channels == 1:
         return np.asarray(Image.fromarray(pixels).convert("L"))[None]
     return pixels.transpose(2, 0, 1)
-
-
-@contextmanager
-def decoding() -> Iterator[None]:
-    """Inside, decompression bombs are refused already where PIL only warns; what it warns of metadata is left out."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        yield
 
 
 def _of_word(word: str) -> Iterator[Picture | Skipped]:

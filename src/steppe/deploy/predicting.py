@@ -15,7 +15,8 @@ from torch import Tensor
 
 from steppe.data import Normalise
 from steppe.data.resample import resize
-from steppe.deploy.images import Picture, Skipped, decoding, read_picture
+from steppe.data.storage import decoding
+from steppe.deploy.images import Picture, Skipped, read_picture
 from steppe.deploy.trained import Trained
 from steppe.errors import ConfigError
 from steppe.geometry.attention import attention_maps, enlarge

@@ -168,5 +168,5 @@ def _open(
     model = models.build(network, image_size=size, channels=channels, classes=classes, load=False)
     models.load_weights(model, weights)
     check_finite(model, str(weights))
-    model = model.eval().requires_grad_(False).to(place)
+    model = models.place(model.eval().requires_grad_(False), place, size)
     return Trained(folder, name, network, model, images, odd_images, weights, place, run, exported)

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from steppe.chance import share_interval
 from steppe.errors import ConfigError, SteppeError
 from steppe.geometry.how import How, borrowed, describe
 from steppe.geometry.parts import WHOLE, resolve_parts
@@ -61,7 +62,8 @@ class MissingRate(TypedDict):
     """How often a prediction half-way between two images is neither's class."""
 
     rate: float
-    stderr: float
+    low: float
+    high: float
     pairs: int
     settings: How
 
@@ -190,7 +192,7 @@ def measure_missing_rate(model: nn.Module, batches: Batches, *, weight: float = 
     """Measure how often the prediction at weight·x_i + (1 − weight)·x_j is neither y_i nor y_j.
 
     Every image is paired with another one by a random cycle through all of them, so that there are as many pairs as
-    images and each is in two of them.
+    images and each is in two of them. `low` and `high` are the ends of Wilson's 95 % interval, of chance over pairs.
 
     Args:
         model: the model; it is left as it was found.
@@ -212,10 +214,10 @@ def measure_missing_rate(model: nn.Module, batches: Batches, *, weight: float = 
             predicted = model(weight * images[first] + (1 - weight) * images[second]).argmax(1)
             missed += int(((predicted != labels[first]) & (predicted != labels[second])).sum())
     pairs = count_examples(batches)
-    rate = missed / pairs
+    low, high = share_interval(missed / pairs, pairs)
     settings = describe(model, batches, loss=CROSS_ENTROPY, seed=seed)
     settings["loss"] = "none"
-    return {"rate": rate, "stderr": math.sqrt(rate * (1 - rate) / pairs), "pairs": pairs, "settings": settings}
+    return {"rate": missed / pairs, "low": low, "high": high, "pairs": pairs, "settings": settings}
 
 
 def _batch(batches: Batches) -> int:

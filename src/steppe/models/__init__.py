@@ -2,7 +2,7 @@
 
 from steppe.models.architecture import match_architecture, settle
 from steppe.models.blocks import activations, blocks, partitions
-from steppe.models.build import build, load_weights, model_names
+from steppe.models.build import build, load_weights, model_names, place
 from steppe.models.fetch import fetch, fetch_original
 from steppe.models.freezing import freeze_all_but
 from steppe.models.names import SMALL_MODELS
@@ -22,6 +22,7 @@ __all__ = [
     "match_architecture",
     "model_names",
     "partitions",
+    "place",
     "runs_beside",
     "settle",
     "weights_sha256",

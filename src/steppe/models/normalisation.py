@@ -10,6 +10,7 @@ from timm.models import load_model_config_from_hf
 from steppe.config import PRETRAINED, ModelConfig, describe_file
 from steppe.config.pretrained import Statistics, checked_statistics
 from steppe.models.foreign import statistics_of
+from steppe.models.side_by_side import split_name
 from steppe.models.weights import (
     HUB_PREFIXES,
     cache_only,
@@ -39,6 +40,9 @@ def expected_statistics(config: ModelConfig, channels: int) -> Statistics | None
     source = config.weights
     if source is None:
         return None
+    if len(sources := split_name(source)) > 1:  # images are normalised for the first of several networks
+        first = config.model_copy(update={"name": split_name(config.name)[0], "weights": sources[0]})
+        return expected_statistics(first, channels)
     path = weights_file(source)
     if path is not None:
         found = _of_file(path, source)

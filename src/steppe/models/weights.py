@@ -35,6 +35,7 @@ from steppe.errors import ConfigError, nearest
 from steppe.models.foreign import State, how_to_fetch, rename
 from steppe.models.freezing import head_parameters
 from steppe.models.names import short_name
+from steppe.models.side_by_side import split_name
 from steppe.plain_files import check_plain, open_plain
 
 _LOG = logging.getLogger(__name__)
@@ -125,6 +126,10 @@ def weights_sha256(source: str, model_name: str = "") -> str:
     Raises:
         ConfigError: there is no such file, it may not be read, or the weights cannot be fetched.
     """
+    if len(sources := split_name(source)) > 1:
+        names = split_name(model_name) if model_name else [""] * len(sources)
+        digests = [weights_sha256(one, name) for one, name in zip(sources, names, strict=True)]
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
     path = weights_file(source)
     if path is None:
         return state_sha256(weights_in(_fetch(source, model_name), source))

@@ -1,6 +1,6 @@
 """The run folder: its layout, reading and writing. Free of torch, so that a report needs none."""
 
-from steppe.runs.answers import Answers, read_answers, write_answers
+from steppe.runs.answers import OUT_OF_FOLD, Answers, read_answers, write_answers
 from steppe.runs.files import holds_others, is_locked, locked, read_json, try_lock, write_atomically, write_json
 from steppe.runs.folder import Run, create_run, find_runs
 from steppe.runs.observer import Observer, Several, Status
@@ -9,6 +9,7 @@ from steppe.runs.results import drop_result, find_result, put_result
 from steppe.runs.trackers import TRACKERS, Tracker, make_trackers
 
 __all__ = [
+    "OUT_OF_FOLD",
     "TRACKERS",
     "Answers",
     "Observer",

@@ -18,6 +18,8 @@ from steppe.plain_files import read_plain
 from steppe.runs.files import write_atomically
 
 ANSWERS = "answers.safetensors"
+OUT_OF_FOLD = "out_of_fold.safetensors"
+"""Of a probe that learned the validation images too: logits and labels of every image when it was left out."""
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,7 @@ def add_cost(
         price_per_hour: of the machine, in any currency.
         tell: told how it goes.
     """
+    check_writable(run)
     found = measure_cost(run.config, Images.of_run(run), device=device, seconds=seconds, tell=tell)
     with run.lock():
         whole = {**run.read_or_empty("cost.json"), **found, "training": describe_training(run)}
@@ -151,6 +152,16 @@ def add_cost(
             whole["price"] = describe_price(whole, price_per_hour, run.read_or_empty("summary.json").get("time_s"))
         run.write("cost.json", whole)
     return whole
+
+
+def check_writable(run: Run) -> None:
+    """Refuse a run whose `cost.json` cannot be written, before anything is measured.
+
+    Args:
+        run: to which costs are to be added.
+    """
+    with run.lock():
+        run.write("cost.json", run.read_or_empty("cost.json"))
 
 
 def describe_training(run: Run) -> dict[str, Any]:

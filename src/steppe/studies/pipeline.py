@@ -141,7 +141,7 @@ def _add_basics(run: Run, dataset: Dataset, measure: MeasureConfig, device: str 
     timed = None
     if measure.step_s and not _is_timed(run):
         timed = measure_step(run.config, images, device=device, seconds=measure.step_s)
-    model = load_model(run, dataset).to(place)
+    model = models.place(load_model(run, dataset), place, dataset.image_size)
     shape = (dataset.channels, dataset.image_size, dataset.image_size)
     subject = Subject(run.path, model, dataset, trained_loss(run.config), place)
     add_results(subject, "geometry.json", {"noise": NOISE}, {"noise": measure.noise}, strict=True)

@@ -70,7 +70,7 @@ def open_run(
         raise without_weights(run)
     place = pick_device(device)
     dataset = load_learned(run, data_root, progress, keeping) if dataset is None else _recognise(run, dataset)
-    model = load_model(run, dataset).to(place)
+    model = models.place(load_model(run, dataset), place, dataset.image_size)
     check_finite(model, str(run.weights))
     fresh = partial(_fresh, config, dataset, place)
     return Subject(run.path, model, dataset, trained_loss(config), place, fresh)

@@ -23,6 +23,8 @@ from steppe.data import Dataset, Keeping, Loader, take_about
 from steppe.errors import RunError
 from steppe.minimizers import Minimizer, reestimate_batchnorm
 from steppe.minimizers.vectors import local
+from steppe.models import place
+from steppe.models.build import PHOTO_SIDE
 from steppe.runs import Observer, Run
 from steppe.train import distributed
 from steppe.train.averaging import WeightAverage
@@ -73,16 +75,15 @@ class Training:
             device=device,
             workers=self.keeping.workers,
             resident=self.keeping.resident if dataset.train.in_memory else None,
-            channels_last=device.type == "cuda",
+            channels_last=device.type == "cuda" or dataset.image_size >= PHOTO_SIDE,
             rank=self.ranks.rank,
             ranks=self.ranks.count,
         )
         distributed.check(config, self.ranks, self.loader.batch_size)
-        self.model = build_model(config, dataset).to(device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        if device.type == "cuda" and not self.ranks.sharded:
-            self.model = self.model.to(memory_format=torch.channels_last)
+        model = build_model(config, dataset)
+        self.model = model.to(device) if self.ranks.sharded else place(model, device, dataset.image_size)
         self.network = self.ranks.wrap(self.model, device)
         self.stages = plan_stages(config)
         self.classifier: nn.Linear | None = None

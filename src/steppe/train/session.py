@@ -17,12 +17,13 @@ from steppe import models
 from steppe.config import RunConfig
 from steppe.cost import Energy, EnergyMeter
 from steppe.data import Dataset, Keeping, as_learned, check_unchanged
-from steppe.errors import Interrupted, RunError, TrainingError, ran_out_of_memory
+from steppe.errors import ConfigError, Interrupted, RunError, TrainingError, ran_out_of_memory
 from steppe.models.weights import say_once
 from steppe.runs import Observer, Run, Several, Status, create_run
 from steppe.train.distributed import Ranks, SilentRun, join
 from steppe.train.environment import describe_environment, pick_device
 from steppe.train.loop import Training
+from steppe.train.probe import Probe
 from steppe.train.setup import build_minimizer, build_model
 from steppe.train.steps import can_capture
 
@@ -114,6 +115,11 @@ def _complete(
     parts: int = 1,
 ) -> None:
     """Train to the end; a captured step that does not fit into memory is recorded anew in twice as many parts."""
+    if config.model.mode == "probe":
+        if ranks.count > 1:
+            raise ConfigError("a probe is made by one process", where="model.mode", mend="start it without torchrun")
+        Probe(run, config, dataset, device, observer, stop, keeping, val_examples).complete()
+        return
     captured = captured and can_capture(config, device) and ranks.count == 1
     threads = torch.get_num_threads()
     training, ran_out = None, False

@@ -27,8 +27,9 @@ from steppe.config import DataConfig
 from steppe.data import Dataset, Keeping
 from steppe.errors import ConfigError, Interrupted, RunError, SteppeError
 from steppe.runs.home import Marker, left_marker, sees
-from steppe.studies.executor import Job, reporter
-from steppe.studies.journal import import_optuna, join_journal
+from steppe.search.executor import Job, reporter
+from steppe.search.journal import import_optuna, join_journal
+from steppe.search.trial import Outcome, State, run_trial
 from steppe.studies.ray import (
     LOOK_AGAIN_S,
     RETRIES,
@@ -38,7 +39,6 @@ from steppe.studies.ray import (
     join_cluster,
 )
 from steppe.studies.stopping import take_stop_requests
-from steppe.studies.trial import Outcome, State, run_trial
 from steppe.train import available_cores
 
 OVERDUE_S = 10.0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.config import RunConfig
 from steppe.runs import Run
-from steppe.studies.clock import Budget, Clock
-from steppe.studies.journal import FACTOR
+from steppe.search.budget import Budget, Clock
+from steppe.search.journal import FACTOR
 
 if TYPE_CHECKING:
     import optuna

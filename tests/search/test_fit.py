@@ -24,11 +24,11 @@ from steppe.config import DataConfig
 from steppe.errors import ConfigError, RunError
 from steppe.report import print_table, summarise, write_report
 from steppe.runs import Run, find_runs, read_json
+from steppe.search.budget import Budget, Clock, read_about
+from steppe.search.fitting import Wanted, fit
+from steppe.search.journal import open_journal
+from steppe.search.trial_search import Search
 from steppe.studies import chosen, space, trials
-from steppe.studies.clock import Budget, Clock, read_about
-from steppe.studies.journal import open_journal
-from steppe.studies.search import Wanted, fit
-from steppe.studies.trials import Search
 
 
 def test_the_clock_counts_earlier_sessions():

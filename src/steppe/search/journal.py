@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from steppe.config import derive_seed
 from steppe.errors import ConfigError, RunError
 from steppe.plain_files import check_plain, open_plain
-from steppe.studies.space import Space, suggest
+from steppe.search.space import Space, suggest
 
 if TYPE_CHECKING:
     import optuna

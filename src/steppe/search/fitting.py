@@ -24,11 +24,11 @@ from steppe import data
 from steppe.data import Keeping
 from steppe.errors import Interrupted, RunError
 from steppe.runs import holds_others, locked
-from steppe.studies.clock import Budget, is_over, open_clock, read_about
-from steppe.studies.front import Fitted, tabulate, write_fronts
-from steppe.studies.journal import import_optuna
-from steppe.studies.space import Wanted
-from steppe.studies.trials import Notify, Search
+from steppe.search.budget import Budget, is_over, open_clock, read_about
+from steppe.search.journal import import_optuna
+from steppe.search.pareto import Fitted, tabulate, write_fronts
+from steppe.search.space import Wanted
+from steppe.search.trial_search import Notify, Search
 from steppe.train import pick_device
 
 START_S = 10.0
@@ -90,7 +90,7 @@ def fit(
             about = read_about(folder)
         executor = None
         if on_ray and _has_work(budget, about, began):
-            from steppe.studies.raytrials import RayTrials
+            from steppe.search.ray_trials import RayTrials
 
             executor = RayTrials(
                 folder,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from steppe.runs import Run, write_atomically, write_json
-from steppe.studies.clock import Budget, Clock
-from steppe.studies.space import describe
+from steppe.search.budget import Budget, Clock
+from steppe.search.space import describe
 
 COSTS = ("time_s", "gradient_evaluations", "flops_per_image", "parameters")
 _FIGURES = ("val_accuracy", "val_loss", "test_accuracy", *COSTS)

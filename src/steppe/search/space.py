@@ -20,7 +20,7 @@ from steppe.config import DataConfig, ModelConfig, RunConfig, parse
 from steppe.cost import wait_for
 from steppe.data import Dataset
 from steppe.errors import ConfigError
-from steppe.studies.starts import starts_for
+from steppe.search.starts import starts_for
 
 SCRATCH = "scratch"
 

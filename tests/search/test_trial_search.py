@@ -22,17 +22,17 @@ from steppe.errors import ConfigError, RunError
 from steppe.report import write_report
 from steppe.report.record import read_record
 from steppe.runs import Run, create_run, read_json
+from steppe.search.budget import Budget, parse_budget, parse_seconds
+from steppe.search.chosen import evaluate_chosen
+from steppe.search.executor import Job, reporter
+from steppe.search.fitting import Wanted
+from steppe.search.journal import begin_trial, choose, interrupted_trials, open_journal, to_promote
+from steppe.search.pareto import explain, tabulate, write_fronts
+from steppe.search.space import METHODS, Space, find_models, recommended, suggest, to_config
+from steppe.search.starts import STARTS
+from steppe.search.trial import VAL_EXAMPLES, run_trial
+from steppe.search.trial_search import Search
 from steppe.studies import space
-from steppe.studies.chosen import evaluate_chosen
-from steppe.studies.clock import Budget, parse_budget, parse_seconds
-from steppe.studies.executor import Job, reporter
-from steppe.studies.front import explain, tabulate, write_fronts
-from steppe.studies.journal import begin_trial, choose, interrupted_trials, open_journal, to_promote
-from steppe.studies.search import Wanted
-from steppe.studies.space import METHODS, Space, find_models, recommended, suggest, to_config
-from steppe.studies.starts import STARTS
-from steppe.studies.trial import VAL_EXAMPLES, run_trial
-from steppe.studies.trials import Search
 from steppe.train import train
 
 DIGITS = {"name": "digits"}
@@ -385,7 +385,7 @@ def test_a_damaged_journal_is_told(tmp_path, line):
 def test_a_trial_is_shown_with_its_accuracy_and_not_with_its_score(tmp_path, capsys):
     """The score is the accuracy less a thousandth of the loss, to break ties."""
     from steppe.cli.fit import _Shown
-    from steppe.studies.trial import Outcome
+    from steppe.search.trial import Outcome
 
     config = RunConfig.model_validate({"budget": {"seconds": 1}})
     _Shown(None, tmp_path)("end", config, Outcome("complete", 0.9912, 1.0, val_accuracy=0.993))

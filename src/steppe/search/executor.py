@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from steppe.config import RunConfig
 from steppe.data import Dataset, Keeping
 from steppe.errors import Interrupted
-from steppe.studies.trial import Outcome, Report, run_trial
+from steppe.search.trial import Outcome, Report, run_trial
 
 if TYPE_CHECKING:
     import optuna

@@ -22,8 +22,8 @@ from steppe.train import train
 @pytest.mark.long
 def test_trials_of_a_search_are_spread(cluster, tmp_path):
     from steppe.config import DataConfig
-    from steppe.studies.journal import open_journal
-    from steppe.studies.search import Wanted, fit
+    from steppe.search.fitting import Wanted, fit
+    from steppe.search.journal import open_journal
 
     began = time.monotonic()
     wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny",))
@@ -70,9 +70,9 @@ def test_a_search_whose_folder_is_not_seen_ends_with_an_error(cluster, tmp_path,
 def ray_trials(cluster, tmp_path):
     """A search's folder with a trial in its journal, and workers that are slow to start."""
     from steppe.config import DataConfig
+    from steppe.search.journal import begin_trial, choose, open_journal
+    from steppe.search.space import Space
     from steppe.studies import raytrials
-    from steppe.studies.journal import begin_trial, choose, open_journal
-    from steppe.studies.space import Space
 
     class Slow(raytrials.TrialWorker):
         def get_ready(self):
@@ -96,8 +96,8 @@ SLOW_S = 5.0
 
 def trial_job(tmp_path, **budget):
     from steppe.config import RunConfig
-    from steppe.studies.executor import Job
-    from steppe.studies.journal import open_journal
+    from steppe.search.executor import Job
+    from steppe.search.journal import open_journal
 
     config = RunConfig.model_validate({"model": {"name": "mlp_8"}, "budget": budget})
     return Job(config, 600, open_journal(tmp_path).get_trials()[0]._trial_id)

@@ -15,12 +15,11 @@ from steppe.data import Dataset, Keeping
 from steppe.errors import ConfigError, RunError
 from steppe.runs import Run
 from steppe.runs.answers import ANSWERS
-from steppe.studies.account import SEARCH_SHARE, Account
-from steppe.studies.chosen import count_images, evaluate_chosen, time_forward
-from steppe.studies.clock import Budget, is_over, open_clock
-from steppe.studies.executor import Executor, Here, Job
-from steppe.studies.front import Fitted, explain, tabulate, write_fronts, write_study
-from steppe.studies.journal import (
+from steppe.search.account import SEARCH_SHARE, Account
+from steppe.search.budget import Budget, is_over, open_clock
+from steppe.search.chosen import count_images, evaluate_chosen, time_forward
+from steppe.search.executor import Executor, Here, Job
+from steppe.search.journal import (
     FACTOR,
     begin_trial,
     choose,
@@ -29,8 +28,8 @@ from steppe.studies.journal import (
     open_journal,
     to_promote,
 )
-from steppe.studies.pipeline import add_measures
-from steppe.studies.space import (
+from steppe.search.pareto import Fitted, explain, tabulate, write_fronts, write_study
+from steppe.search.space import (
     SCRATCH,
     Candidate,
     Space,
@@ -39,7 +38,8 @@ from steppe.studies.space import (
     recommended,
     to_config,
 )
-from steppe.studies.trial import Outcome
+from steppe.search.trial import Outcome
+from steppe.studies.pipeline import add_measures
 
 if TYPE_CHECKING:
     import optuna

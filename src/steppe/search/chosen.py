@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from steppe import models
 from steppe.data import Dataset, as_learned, in_order, take_about
 from steppe.evaluate import measure_accuracy, predict, suit_batch
 from steppe.measuring import ignore, trained_loss
 from steppe.runs import Run, write_answers
+from steppe.search.trial import VAL_EXAMPLES
 from steppe.studies.groups import answer
 from steppe.studies.subjects import Subject, load_model
-from steppe.studies.trial import VAL_EXAMPLES
 
 TIMED = 256
 """Images whose forward passes are timed, in two batches or more, of which the first warms up."""
@@ -49,7 +50,7 @@ def evaluate_chosen(
     seed = run.config.data.split_seed
     count = int(min(len(dataset.test), max(most, VAL_EXAMPLES)))
     shown = replace(dataset, test=take_about(dataset.test, count, seed))
-    model = load_model(run, dataset).to(device)
+    model = models.place(load_model(run, dataset), device, dataset.image_size)
     said = answer(Subject(run.path, model, shown, trained_loss(run.config), device), tell=tell)
     hits, nll = said.hits.mean(), said.nll.astype(float).mean()
     found: dict[str, Any] = {"test": {"loss": float(nll), "accuracy": float(hits), "examples": len(said.nll)}}
@@ -69,7 +70,7 @@ def evaluate_chosen(
 
 def time_forward(run: Run, dataset: Dataset, device: torch.device) -> float:
     """Seconds that a forward pass takes for an image, by some of the validation images."""
-    model = load_model(run, dataset).to(device)
+    model = models.place(load_model(run, dataset), device, dataset.image_size)
     split = dataset.val.take(torch.arange(min(len(dataset.val), TIMED)))
     size = suit_batch(TIMED // 2, dataset.image_size, device)
     ends, counts = [time.monotonic()], [0]
