@@ -38,7 +38,7 @@ LEAST_GAIN = 1e-3
 """A candidate that promises less accuracy than this is not worth its time."""
 SIZE_EXPONENT, SECOND_FACTOR, LATER_FACTOR = 0.4, 0.9, 0.95
 """How errors fall, as seen on Pets: with the image size, with a second network beside the first, with one more."""
-MOST_PARTS = 3
+MOST_PARTS = 4
 """Networks side by side, at the most."""
 
 
