@@ -75,6 +75,7 @@ CHANGES = {
     "optimizer.weight_decay": 0.5,
     "optimizer.momentum": 0.5,
     "optimizer.decay_norms": True,
+    "optimizer.layer_decay": 0.75,
     "objective.name": "adversarial",
     "objective.epsilon": 4.0,
     "objective.attack_step": 1.0,
@@ -191,6 +192,10 @@ def test_config_is_frozen():
         ({"minimizer": {"name": "sam", "sharp_every": 2, "sharp_last": 0.5}}, "give one"),
         ({"minimizer": {"name": "asam", "scaling": "al"}}, "did you mean 'all'"),
         ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "momentum means nothing to 'adamw'"),
+        (
+            {"optimizer": {"layer_decay": 0.75}, "model": {"mode": "frozen", "weights": "w.safetensors"}},
+            "layer_decay means nothing to mode 'frozen'",
+        ),
         ({"budget": {"epochs": 3, "gradient_evaluations": 5}}, "one budget"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr"),
         ({"augment": {"randaugment_magnitude": 9}}, "without randaugment"),

@@ -237,6 +237,13 @@ class OptimizerConfig(Section):
     decay_norms: bool = Field(
         False, description="decay biases and the weights of norms too; default: yes for sgd, no for the others"
     )
+    layer_decay: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="learning rate of each block as a share of that of the block above it, such as 0.75; "
+        "the head has the peak rate; default: one rate for all",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -393,6 +400,12 @@ class RunConfig(Section):
         }
         if names := ", ".join(name for name, is_changed in changed.items() if is_changed):
             raise ValueError(f"mode 'probe' solves a logistic regression, to which {names} means nothing")
+        return self
+
+    @model_validator(mode="after")
+    def _rates_differ_between_layers_that_learn(self) -> Self:
+        if self.optimizer.layer_decay is not None and self.model.mode in ("frozen", "probe"):
+            raise ValueError(f"layer_decay means nothing to mode {self.model.mode!r}: the head alone learns")
         return self
 
     @model_validator(mode="after")

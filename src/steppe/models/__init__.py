@@ -1,7 +1,7 @@
 """Models: timm's, and the small-image ones timm lacks, behind one `build`."""
 
 from steppe.models.architecture import match_architecture, settle
-from steppe.models.blocks import activations, blocks, partitions
+from steppe.models.blocks import activations, blocks, count_depths, partitions
 from steppe.models.build import build, load_weights, model_names, place
 from steppe.models.fetch import fetch
 from steppe.models.freezing import freeze_all_but
@@ -14,6 +14,7 @@ __all__ = [
     "activations",
     "blocks",
     "build",
+    "count_depths",
     "expected_statistics",
     "fetch",
     "freeze_all_but",

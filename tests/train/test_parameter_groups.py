@@ -1,0 +1,147 @@
+"""Learning rates that differ between the layers: who gets which, through schedules, methods, capture and resumption."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from training import KillAt, KilledError, make_config, story, weights
+
+import steppe.train.loop as loop
+from steppe.data import Loader
+from steppe.errors import ConfigError
+from steppe.models import count_depths
+from steppe.train import build_minimizer, build_model, train
+from steppe.train.objectives import make_objective
+from steppe.train.steps import CompiledStep, EagerStep
+
+LAYERED = {"name": "sgd", "lr": 0.1, "layer_decay": 0.5}
+
+
+def rates(minimizer, model) -> dict[str, float]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[p]: float(group["lr"]) for group in minimizer.param_groups for p in group["params"]}
+
+
+@pytest.mark.parametrize("name", ["resnet_tiny", "vit_tiny_p2", "swin_tiny_p2", "mixer_tiny_p2"])
+def test_layer_decay_lowers_the_rate_from_the_head_to_the_stem(digits, name):
+    config = make_config(model={"name": name}, optimizer=LAYERED)
+    model = build_model(config, digits)
+    depths = count_depths(model)
+    assert rates(build_minimizer(config, model), model) == {
+        key: pytest.approx(0.1 * 0.5**depth) for key, depth in depths.items()
+    }
+    assert set(depths.values()) == set(range(max(depths.values()) + 1))
+
+
+def test_layer_decay_of_one_gives_the_groups_of_none(digits):
+    model = build_model(make_config(), digits)
+    groups = [
+        build_minimizer(make_config(optimizer={"name": "adamw", **own}), model).param_groups
+        for own in ({"layer_decay": 1.0}, {})
+    ]
+    assert [group["lr"] for group in groups[0]] == [group["lr"] for group in groups[1]] == [1e-3, 1e-3]
+    for one, other in zip(*groups, strict=True):
+        assert all(a is b for a, b in zip(one["params"], other["params"], strict=True))
+
+
+def test_layer_decay_leaves_the_decay_of_biases_and_norms_alone(digits):
+    for decays, expected in ((False, 0.0), (True, 5e-4)):
+        config = make_config(model={"name": "resnet_tiny"}, optimizer={**LAYERED, "decay_norms": decays})
+        groups = build_minimizer(config, build_model(config, digits)).param_groups
+        assert {g["weight_decay"] for g in groups for p in g["params"] if p.ndim <= 1} == {expected}
+        assert {g["weight_decay"] for g in groups for p in g["params"] if p.ndim > 1} == {5e-4}
+
+
+def test_layer_decay_of_a_network_without_named_blocks_is_refused(digits):
+    config = make_config(optimizer=LAYERED)
+    with pytest.raises(ConfigError, match="parts of a Sequential have no names") as error:
+        build_minimizer(config, torch.nn.Sequential(torch.nn.Linear(4, 2)))
+    assert error.value.where == "optimizer.layer_decay"
+    assert error.value.mend.startswith("leave it out, or choose a model")
+
+
+def test_the_schedule_keeps_the_ratio_of_the_rates(digits, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(loop, "build_minimizer", lambda *given: made.append(build_minimizer(*given)) or made[-1])
+    run = train(make_config(optimizer=LAYERED, budget={"epochs": 2}), digits, tmp_path / "r")
+    found = [float(group["lr"]) for group in made[0].param_groups]
+    last = run.metrics()[-1]["lr"]
+    assert 0 < last < 0.1
+    assert sorted({rate / last for rate in found}, reverse=True) == pytest.approx([0.5**depth for depth in range(6)])
+
+
+def test_gsam_has_one_radius_in_all_layers(digits):
+    config = make_config(minimizer={"name": "gsam", "rho": 0.2}, optimizer=LAYERED)
+    minimizer = build_minimizer(config, build_model(config, digits))
+    for group in minimizer.param_groups:
+        group["lr"] *= 0.25
+    minimizer.move_radius()
+    assert [group["rho"] for group in minimizer.param_groups] == pytest.approx([0.05] * len(minimizer.param_groups))
+
+
+@pytest.mark.parametrize("minimizer", ["base", "gsam"])
+def test_a_run_with_layer_decay_resumes_exactly(digits, tmp_path, minimizer):
+    config = make_config(minimizer={"name": minimizer}, optimizer=LAYERED, budget={"epochs": 2})
+    whole = train(config, digits, tmp_path / "whole")
+    with pytest.raises(KilledError):
+        train(config, digits, tmp_path / "killed", observer=KillAt(8, 5))
+    resumed = train(config, digits, tmp_path / "killed")
+    assert weights(resumed) == weights(whole)
+    assert story(resumed) == story(whole)
+
+
+def two_trainings(digits, config):
+    """An eager step and one from recorded parts, of the same network."""
+    network = build_model(config, digits).train()
+    for kind in (EagerStep, CompiledStep):
+        model = copy.deepcopy(network)
+        loader = Loader(digits, batch_size=64, augment=config.augment, seed=0, device=torch.device("cpu"))
+        minimizer, objective = build_minimizer(config, model), make_objective(config, loader, digits)
+        rest = (lambda _: None,) if kind is EagerStep else (objective.batch(0, 0),)
+        options = {"compiled": False} if kind is CompiledStep else {}
+        yield model, kind(model, minimizer, objective, config, *rest, **options), objective
+
+
+@pytest.mark.parametrize("minimizer", ["base", "sam", "gsam"])
+def test_recorded_steps_with_layer_decay_equal_eager_ones(digits, minimizer):
+    config = make_config(
+        batch_size=64, minimizer={"name": minimizer}, optimizer=LAYERED, schedule={"name": "constant"}, augment={}
+    )
+    models = []
+    for model, step, objective in two_trainings(digits, config):
+        for number in range(4):
+            torch.manual_seed(number)
+            step(*objective.batch(0, number))
+        models.append(model)
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_steps_with_layer_decay_are_those_of_plain_sgd_with_these_rates(digits):
+    config = make_config(batch_size=64, minimizer={"name": "base"}, optimizer=LAYERED, model={"name": "resnet_tiny"})
+    model = build_model(config, digits).train()
+    plain = copy.deepcopy(model)
+    minimizer, depths = build_minimizer(config, model), count_depths(model)
+    images, labels = Loader(digits, batch_size=64, augment=config.augment, seed=0, device=torch.device("cpu")).batch(
+        0, 0
+    )
+    buffers = {name: torch.zeros_like(parameter) for name, parameter in plain.named_parameters()}
+    for _ in range(3):
+        minimizer.zero_grad()
+        minimizer.step(lambda: backward(model, images, labels))
+        plain.zero_grad()
+        backward(plain, images, labels)
+        with torch.no_grad():
+            for name, parameter in plain.named_parameters():
+                buffers[name] = 0.9 * buffers[name] + parameter.grad + 5e-4 * parameter
+                parameter -= 0.1 * 0.5 ** depths[name] * buffers[name]
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def backward(model, images, labels):
+    loss = torch.nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    return loss
