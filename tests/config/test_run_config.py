@@ -76,6 +76,7 @@ CHANGES = {
     "optimizer.momentum": 0.5,
     "optimizer.decay_norms": True,
     "optimizer.layer_decay": 0.75,
+    "optimizer.head_lr_factor": 10.0,
     "objective.name": "adversarial",
     "objective.epsilon": 4.0,
     "objective.attack_step": 1.0,
@@ -195,6 +196,10 @@ def test_config_is_frozen():
         (
             {"optimizer": {"layer_decay": 0.75}, "model": {"mode": "frozen", "weights": "w.safetensors"}},
             "layer_decay means nothing to mode 'frozen'",
+        ),
+        (
+            {"optimizer": {"head_lr_factor": 10.0}, "model": {"mode": "probe", "weights": "w.safetensors"}},
+            "head_lr_factor means nothing to mode 'probe'",
         ),
         ({"budget": {"epochs": 3, "gradient_evaluations": 5}}, "one budget"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr"),

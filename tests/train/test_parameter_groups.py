@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import timm
 import torch
 from training import KillAt, KilledError, make_config, story, weights
 
@@ -12,6 +13,7 @@ import steppe.train.loop as loop
 from steppe.data import Loader
 from steppe.errors import ConfigError
 from steppe.models import count_depths
+from steppe.models.side_by_side import SideBySide
 from steppe.train import build_minimizer, build_model, train
 from steppe.train.objectives import make_objective
 from steppe.train.steps import CompiledStep, EagerStep
@@ -60,6 +62,37 @@ def test_layer_decay_of_a_network_without_named_blocks_is_refused(digits):
         build_minimizer(config, torch.nn.Sequential(torch.nn.Linear(4, 2)))
     assert error.value.where == "optimizer.layer_decay"
     assert error.value.mend.startswith("leave it out, or choose a model")
+
+
+def test_head_lr_factor_multiplies_the_rate_of_the_head_alone(digits):
+    for own in ({}, {"layer_decay": 1.0}):
+        config = make_config(optimizer={"name": "sgd", "lr": 0.1, "head_lr_factor": 10.0, **own})
+        model = build_model(config, digits)
+        found = rates(build_minimizer(config, model), model)
+        assert {name for name, rate in found.items() if rate == pytest.approx(1.0)} == {"head.weight", "head.bias"}
+        assert sorted(set(found.values())) == pytest.approx([0.1, 1.0])
+
+
+def test_head_lr_factor_needs_no_named_blocks(digits):
+    parts = [timm.create_model("resnet18", num_classes=0), timm.create_model("convnext_atto", num_classes=0)]
+    model = SideBySide(parts, channels=3, classes=10)
+    found = rates(build_minimizer(make_config(optimizer={"lr": 1e-3, "head_lr_factor": 4.0}), model), model)
+    assert found.pop("head.weight") == found.pop("head.bias") == pytest.approx(4e-3)
+    assert set(found.values()) == {1e-3}
+
+
+def test_head_lr_factor_of_a_network_without_a_head_is_refused(digits):
+    config = make_config(optimizer={"head_lr_factor": 4.0})
+    with pytest.raises(ConfigError, match="head of Sequential cannot be told") as error:
+        build_minimizer(config, torch.nn.Sequential(torch.nn.Linear(4, 2)))
+    assert error.value.where == "optimizer.head_lr_factor"
+    assert error.value.mend == "leave it out"
+
+
+def test_metrics_have_the_rate_of_the_schedule_and_not_the_heads_multiple(digits, tmp_path):
+    optimizer = {"name": "sgd", "lr": 0.01, "head_lr_factor": 5.0}
+    config = make_config(optimizer=optimizer, schedule={"name": "constant"}, budget={"epochs": 1})
+    assert train(config, digits, tmp_path / "r").metrics()[-1]["lr"] == 0.01
 
 
 def test_the_schedule_keeps_the_ratio_of_the_rates(digits, tmp_path, monkeypatch):

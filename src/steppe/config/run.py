@@ -244,6 +244,9 @@ class OptimizerConfig(Section):
         description="learning rate of each block as a share of that of the block above it, such as 0.75; "
         "the head has the peak rate; default: one rate for all",
     )
+    head_lr_factor: float | None = Field(
+        None, gt=0, description="learning rate of the head as a multiple of lr, such as 10; default: 1"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -404,8 +407,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _rates_differ_between_layers_that_learn(self) -> Self:
-        if self.optimizer.layer_decay is not None and self.model.mode in ("frozen", "probe"):
-            raise ValueError(f"layer_decay means nothing to mode {self.model.mode!r}: the head alone learns")
+        for key in ("layer_decay", "head_lr_factor"):
+            if getattr(self.optimizer, key) is not None and self.model.mode in ("frozen", "probe"):
+                raise ValueError(f"{key} means nothing to mode {self.model.mode!r}: the head alone learns")
         return self
 
     @model_validator(mode="after")

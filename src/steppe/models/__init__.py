@@ -4,7 +4,7 @@ from steppe.models.architecture import match_architecture, settle
 from steppe.models.blocks import activations, blocks, count_depths, partitions
 from steppe.models.build import build, load_weights, model_names, place
 from steppe.models.fetch import fetch
-from steppe.models.freezing import freeze_all_but
+from steppe.models.freezing import freeze_all_but, head_parameters
 from steppe.models.names import SMALL_MODELS
 from steppe.models.normalisation import expected_statistics
 from steppe.models.weights import runs_beside, weights_sha256
@@ -18,6 +18,7 @@ __all__ = [
     "expected_statistics",
     "fetch",
     "freeze_all_but",
+    "head_parameters",
     "load_weights",
     "match_architecture",
     "model_names",

@@ -82,26 +82,36 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
         model: the network to train.
 
     Raises:
-        ConfigError: `layer_decay` is set, and the network's blocks have no names.
+        ConfigError: rates are to differ between parts of the network that have no names.
     """
     assert config.lr is not None
     network = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    depths: dict[str, int] = {}
-    if config.layer_decay is not None:
-        try:
-            depths = models.count_depths(network)
-        except ConfigError as error:
-            mend = f"leave it out, or {error.mend}" if error.mend else "leave it out"
-            raise ConfigError(error.what, where="optimizer.layer_decay", mend=mend) from None
+    factors = _rate_factors(config, network)
     divided: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
-            rate = config.lr * (config.layer_decay or 1.0) ** depths.get(name, 0)
+            rate = config.lr * factors.get(name, 1.0)
             divided.setdefault((rate, config.decay_norms or parameter.ndim > 1), []).append(parameter)
     return [
         {"params": divided[rate, decays], "lr": rate, **({} if decays else {"weight_decay": 0.0})}
         for rate, decays in sorted(divided, reverse=True)
     ]
+
+
+def _rate_factors(config: OptimizerConfig, network: nn.Module) -> dict[str, float]:
+    """Give the learning rate of each parameter as a multiple of `lr`; 1 for those that are not named."""
+    key = "layer_decay"
+    factors: dict[str, float] = {}
+    try:
+        if config.layer_decay is not None:
+            factors = {name: config.layer_decay**depth for name, depth in models.count_depths(network).items()}
+        if config.head_lr_factor is not None:
+            key = "head_lr_factor"
+            factors |= dict.fromkeys(models.head_parameters(network), config.head_lr_factor)
+    except ConfigError as error:
+        mend = "leave it out" if config.layer_decay is None else f"leave it out, or {error.mend}"
+        raise ConfigError(error.what, where=f"optimizer.{key}", mend=mend) from None
+    return factors
 
 
 def match_layout(minimizer: minimizers.Minimizer) -> None:
