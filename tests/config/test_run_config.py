@@ -74,6 +74,7 @@ CHANGES = {
     "optimizer.lr": 0.01,
     "optimizer.weight_decay": 0.5,
     "optimizer.momentum": 0.5,
+    "optimizer.nesterov": True,
     "optimizer.decay_norms": True,
     "optimizer.layer_decay": 0.75,
     "optimizer.head_lr_factor": 10.0,
@@ -121,7 +122,7 @@ def test_every_key_is_covered_by_the_hash_test():
 @pytest.mark.parametrize("key", sorted(CHANGES))
 def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
     section, _, last = key.rpartition(".")
-    start = {"optimizer": {"name": "sgd"}} if key == "optimizer.momentum" else {}
+    start = {"optimizer": {"name": "sgd"}} if key in ("optimizer.momentum", "optimizer.nesterov") else {}
     if section == "minimizer" and last != "name":
         owners = [name for name, row in MINIMIZER_DEFAULTS.items() if last in row]
         start = {"minimizer": {"name": (owners or ["sam"])[0]}}
@@ -193,6 +194,8 @@ def test_config_is_frozen():
         ({"minimizer": {"name": "sam", "sharp_every": 2, "sharp_last": 0.5}}, "give one"),
         ({"minimizer": {"name": "asam", "scaling": "al"}}, "did you mean 'all'"),
         ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "momentum means nothing to 'adamw'"),
+        ({"optimizer": {"name": "rmsprop", "nesterov": True}}, "nesterov belongs to sgd"),
+        ({"optimizer": {"name": "sgd", "momentum": 0.0, "nesterov": True}}, "nesterov belongs to sgd with momentum"),
         (
             {"optimizer": {"layer_decay": 0.75}, "model": {"mode": "frozen", "weights": "w.safetensors"}},
             "layer_decay means nothing to mode 'frozen'",

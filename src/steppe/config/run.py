@@ -234,6 +234,7 @@ class OptimizerConfig(Section):
         None, ge=0, description="default: 0.0005 for sgd, 0.05 for adamw, 0.02 for lamb, else 0"
     )
     momentum: float | None = Field(None, ge=0, lt=1, description="sgd and rmsprop; default: 0.9")
+    nesterov: bool = Field(False, description="sgd: Nesterov's momentum, a step ahead of the plain one")
     decay_norms: bool = Field(
         False, description="decay biases and the weights of norms too; default: yes for sgd, no for the others"
     )
@@ -256,6 +257,8 @@ class OptimizerConfig(Section):
     @model_validator(mode="after")
     def _only_own_options(self) -> Self:
         refuse_foreign(self, self.name, OPTIMIZER_DEFAULTS)
+        if self.nesterov and (self.name != "sgd" or not self.momentum):
+            raise ValueError("nesterov belongs to sgd with momentum")
         return self
 
 

@@ -49,6 +49,8 @@ def build_minimizer(
     options: dict[str, Any] = {"lr": config.optimizer.lr, "weight_decay": config.optimizer.weight_decay}
     if config.optimizer.momentum is not None:
         options["momentum"] = config.optimizer.momentum
+    if config.optimizer.nesterov:
+        options["nesterov"] = True
     if config.optimizer.name in ("sgd", "adam", "adamw"):
         options["fused"] = True
     if config.optimizer.name == "lamb":

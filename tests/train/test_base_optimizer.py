@@ -1,4 +1,4 @@
-"""Learning rates that differ between the layers: who gets which, through schedules, methods, capture and resumption."""
+"""The base optimizer of a run: rates of the layers, momentum; through schedules, methods, capture and resumption."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from steppe.train import build_minimizer, build_model, train
 from steppe.train.objectives import make_objective
 from steppe.train.steps import CompiledStep, EagerStep
 
+CPU = torch.device("cpu")
 LAYERED = {"name": "sgd", "lr": 0.1, "layer_decay": 0.5}
+NESTEROV = {"name": "sgd", "lr": 0.05, "nesterov": True}
 
 
 def rates(minimizer, model) -> dict[str, float]:
@@ -115,8 +117,9 @@ def test_gsam_has_one_radius_in_all_layers(digits):
 
 
 @pytest.mark.parametrize("minimizer", ["base", "gsam"])
-def test_a_run_with_layer_decay_resumes_exactly(digits, tmp_path, minimizer):
-    config = make_config(minimizer={"name": minimizer}, optimizer=LAYERED, budget={"epochs": 2})
+@pytest.mark.parametrize("optimizer", [LAYERED, NESTEROV], ids=["layers", "nesterov"])
+def test_a_run_with_these_settings_resumes_exactly(digits, tmp_path, minimizer, optimizer):
+    config = make_config(minimizer={"name": minimizer}, optimizer=optimizer, budget={"epochs": 2})
     whole = train(config, digits, tmp_path / "whole")
     with pytest.raises(KilledError):
         train(config, digits, tmp_path / "killed", observer=KillAt(8, 5))
@@ -130,17 +133,18 @@ def two_trainings(digits, config):
     network = build_model(config, digits).train()
     for kind in (EagerStep, CompiledStep):
         model = copy.deepcopy(network)
-        loader = Loader(digits, batch_size=64, augment=config.augment, seed=0, device=torch.device("cpu"))
+        loader = Loader(digits, batch_size=64, augment=config.augment, seed=0, device=CPU)
         minimizer, objective = build_minimizer(config, model), make_objective(config, loader, digits)
         rest = (lambda _: None,) if kind is EagerStep else (objective.batch(0, 0),)
         options = {"compiled": False} if kind is CompiledStep else {}
         yield model, kind(model, minimizer, objective, config, *rest, **options), objective
 
 
-@pytest.mark.parametrize("minimizer", ["base", "sam", "gsam"])
-def test_recorded_steps_with_layer_decay_equal_eager_ones(digits, minimizer):
+@pytest.mark.parametrize("minimizer", ["base", "sam", "gsam", "msam"])
+@pytest.mark.parametrize("optimizer", [LAYERED, NESTEROV], ids=["layers", "nesterov"])
+def test_recorded_steps_with_these_settings_equal_eager_ones(digits, minimizer, optimizer):
     config = make_config(
-        batch_size=64, minimizer={"name": minimizer}, optimizer=LAYERED, schedule={"name": "constant"}, augment={}
+        batch_size=64, minimizer={"name": minimizer}, optimizer=optimizer, schedule={"name": "constant"}, augment={}
     )
     models = []
     for model, step, objective in two_trainings(digits, config):
@@ -152,14 +156,13 @@ def test_recorded_steps_with_layer_decay_equal_eager_ones(digits, minimizer):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_steps_with_layer_decay_are_those_of_plain_sgd_with_these_rates(digits):
-    config = make_config(batch_size=64, minimizer={"name": "base"}, optimizer=LAYERED, model={"name": "resnet_tiny"})
+@pytest.mark.parametrize("optimizer", [LAYERED, NESTEROV], ids=["layers", "nesterov"])
+def test_steps_with_these_settings_are_those_of_sgd_by_hand(digits, optimizer):
+    config = make_config(batch_size=64, minimizer={"name": "base"}, optimizer=optimizer, model={"name": "resnet_tiny"})
     model = build_model(config, digits).train()
     plain = copy.deepcopy(model)
     minimizer, depths = build_minimizer(config, model), count_depths(model)
-    images, labels = Loader(digits, batch_size=64, augment=config.augment, seed=0, device=torch.device("cpu")).batch(
-        0, 0
-    )
+    images, labels = Loader(digits, batch_size=64, augment=config.augment, seed=0, device=CPU).batch(0, 0)
     buffers = {name: torch.zeros_like(parameter) for name, parameter in plain.named_parameters()}
     for _ in range(3):
         minimizer.zero_grad()
@@ -168,8 +171,10 @@ def test_steps_with_layer_decay_are_those_of_plain_sgd_with_these_rates(digits):
         backward(plain, images, labels)
         with torch.no_grad():
             for name, parameter in plain.named_parameters():
-                buffers[name] = 0.9 * buffers[name] + parameter.grad + 5e-4 * parameter
-                parameter -= 0.1 * 0.5 ** depths[name] * buffers[name]
+                gradient = parameter.grad + 5e-4 * parameter
+                buffers[name] = 0.9 * buffers[name] + gradient
+                step = gradient + 0.9 * buffers[name] if "nesterov" in optimizer else buffers[name]
+                parameter -= optimizer["lr"] * optimizer.get("layer_decay", 1.0) ** depths[name] * step
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
