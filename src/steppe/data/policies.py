@@ -146,8 +146,9 @@ class Operations:
         self._tables = torch.stack([_table(*cell) for cell in cells])[:, None].to(device)
         self._is_mapped = _which(cells, "autocontrast", "equalize").to(device)
         self._is_blended = _which(cells, "color", "contrast").to(device)[..., None]
-        factors = torch.tensor([value if name in _BLENDS else 1.0 for name, value in cells], device=device)
-        self._factors = torch.stack([factors, 1 - factors], 1)[..., None, None, None]
+        factors = [value if name in _BLENDS else 1.0 for name, value in cells]
+        shares = [(factor, 1 - factor) for factor in factors]  # of the image and the duller one, each rounded once
+        self._factors = torch.tensor(shares, device=device)[..., None, None, None]
         kinds = {**dict.fromkeys(_MOVES, 0), **dict.fromkeys(_BLENDS, 2), "identity": -1}
         self._kind = torch.tensor([kinds.get(name, 1) for name, _ in cells])
         self._inner = torch.zeros(size, size, dtype=torch.bool, device=device)
