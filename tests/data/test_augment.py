@@ -12,7 +12,7 @@ from torchvision.transforms import InterpolationMode, autoaugment
 from steppe.config import AugmentConfig, DataConfig
 from steppe.data import Augment, Draws, Loader, Source, Split, divide, load
 from steppe.data.augment import cut_out, draw_boxes, mix, shift
-from steppe.data.policies import FILL, OPERATIONS, POLICIES, AutoAugment, Operations, RandAugment
+from steppe.data.policies import FILL, OPERATIONS, POLICIES, AutoAugment, Operations, RandAugment, TrivialAugment
 from steppe.data.resample import resize, resize_boxes
 from steppe.errors import ConfigError
 
@@ -181,6 +181,66 @@ def test_randaugment_uses_its_fourteen_operations_evenly():
     assert RandAugment(2, 15, 224, CPU).columns == 4
 
 
+TRIVIAL_NAMES = {
+    "Identity": "identity",
+    "ShearX": "shear_x",
+    "ShearY": "shear_y",
+    "TranslateX": "translate_x",
+    "TranslateY": "translate_y",
+    "Rotate": "rotate",
+    "Brightness": "brightness",
+    "Color": "color",
+    "Contrast": "contrast",
+    "Sharpness": "sharpness",
+    "Posterize": "posterize",
+    "Solarize": "solarize",
+    "AutoContrast": "autocontrast",
+    "Equalize": "equalize",
+}
+
+
+def trivial_draws(operation: int, strength: int, sign: int) -> list[float]:
+    """Draws that choose this cell, in the middle of their share of 0 to 1."""
+    return [(operation + 0.5) / 14, (strength + 0.5) / 31, 0.75 if sign > 0 else 0.25]
+
+
+@pytest.mark.parametrize("number", range(14), ids=list(TRIVIAL_NAMES))
+def test_trivialaugment_is_torchvisions_at_every_strength(number):
+    theirs = autoaugment.TrivialAugmentWide()
+    images = pictures(2)
+    policy = TrivialAugment(32, CPU)
+    (name, (strengths, signed)) = list(theirs._augmentation_space(31).items())[number]
+    for place in range(31):
+        for sign in (1, -1):
+            strength = float(strengths[place] if strengths.ndim else strengths) * (sign if signed else 1)
+            mine = policy(images, torch.tensor([trivial_draws(number, place, sign)] * 2))
+            fill = [float(FILL)] * 3
+            other = torch.stack(
+                [autoaugment._apply_op(image, name, strength, InterpolationMode.NEAREST, fill) for image in images]
+            )
+            if name in ("Rotate", "ShearX", "ShearY"):  # half way between two pixels, a coordinate may round either way
+                assert (mine == other).float().mean() > 0.97
+            else:
+                assert torch.equal(mine, other)
+
+
+def test_trivialaugment_has_torchvisions_operations_in_its_order():
+    space = autoaugment.TrivialAugmentWide()._augmentation_space(31)
+    assert list(space) == list(TRIVIAL_NAMES)
+    policy = TrivialAugment(32, CPU)
+    assert [name for name, _ in policy.operations.cells[::62]] == list(TRIVIAL_NAMES.values())
+
+
+def test_trivialaugment_draws_operations_strengths_and_signs_evenly():
+    policy = TrivialAugment(8, CPU)
+    seen = []
+    policy.operations = lambda images, rows: seen.append(rows) or images
+    policy(pictures(1, 8).expand(86800, 3, 8, 8), uniform(86800, 3))
+    counts = torch.bincount(seen[0], minlength=14 * 31 * 2)
+    assert len(counts) == 14 * 31 * 2
+    assert abs(((counts - 100) ** 2 / 100).sum().item() - 867) < 5 * math.sqrt(2 * 867)  # chi-squared
+
+
 @pytest.mark.parametrize(("box", "size"), [((0, 0, 32, 32), 48), ((3, 5, 20, 11), 32), ((1, 0, 30, 31), 12)])
 def test_boxes_are_resized_as_torchvision_does(box, size):
     images = pictures(3)
@@ -265,6 +325,7 @@ EVERYTHING = [
     {"crop_padding": 4, "flip": True},
     {"resized_crop": 0.08, "flip": True, "randaugment": 2, "randaugment_magnitude": 15, "mixup": 0.5},
     {"crop_padding": 4, "flip": True, "autoaugment": "cifar10", "cutout": 8, "cutmix": 1.0},
+    {"crop_padding": 4, "flip": True, "trivialaugment": True},
 ]
 
 

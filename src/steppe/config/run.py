@@ -289,6 +289,9 @@ class AugmentConfig(Section):
     randaugment_magnitude: int | None = Field(
         None, ge=0, le=30, description="RandAugment: strength on the paper's scale; default: 9"
     )
+    trivialaugment: bool = Field(
+        False, description="TrivialAugment (wide): one operation of any strength on each image"
+    )
     cutout: int = Field(0, ge=0, description="blank a square of so many pixels a side")
     mixup: float = Field(0.0, ge=0, description="mix pairs of images, share drawn from Beta(a, a); 0 is off")
     cutmix: float = Field(0.0, ge=0, description="paste a box of another image, area from Beta(a, a); 0 is off")
@@ -304,8 +307,9 @@ class AugmentConfig(Section):
             raise ValueError("mixup_probability means nothing without mixup or cutmix")
         if self.crop_padding and self.resized_crop:
             raise ValueError("crop_padding and resized_crop are two ways to crop; give one")
-        if self.randaugment and self.autoaugment:
-            raise ValueError("randaugment and autoaugment are two policies; give one")
+        policies = [key for key in ("autoaugment", "randaugment", "trivialaugment") if getattr(self, key)]
+        if len(policies) > 1:
+            raise ValueError(f"{' and '.join(policies)} are {len(policies)} policies; give one")
         return self
 
     @property

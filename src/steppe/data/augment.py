@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from steppe.config import AugmentConfig, derive_seed
 from steppe.data.dataset import Dataset
-from steppe.data.policies import AutoAugment, RandAugment
+from steppe.data.policies import AutoAugment, RandAugment, TrivialAugment
 from steppe.data.resample import resize, resize_boxes
 from steppe.errors import ConfigError
 
@@ -53,18 +53,21 @@ class Augment:
     def __init__(self, dataset: Dataset, config: AugmentConfig, device: torch.device) -> None:
         """Work out how many numbers each image needs."""
         geometric = config.crop_padding or config.resized_crop or config.flip or config.cutout
-        if _is_float(dataset) and (geometric or config.randaugment or config.autoaugment):
+        policy = config.randaugment or config.autoaugment or config.trivialaugment
+        if _is_float(dataset) and (geometric or policy):
             raise ConfigError(f"{dataset.name!r} holds points, not pictures: only mixup changes them", where="augment")
         self.config, self.classes, self.size, self.device = config, len(dataset.classes), dataset.image_size, device
         self._side = dataset.train.shape[-1]
         self.normalise = Normalise(dataset, device)
         at = self.size if config.resized_crop else self._side
-        self._policy: RandAugment | AutoAugment | None = None
+        self._policy: RandAugment | AutoAugment | TrivialAugment | None = None
         if config.randaugment:
             magnitude = 9 if config.randaugment_magnitude is None else config.randaugment_magnitude
             self._policy = RandAugment(config.randaugment, magnitude, at, device)
         elif config.autoaugment:
             self._policy = AutoAugment(config.autoaugment, at, device)
+        elif config.trivialaugment:
+            self._policy = TrivialAugment(at, device)
         self.columns = (
             (2 if config.crop_padding else 0)
             + (2 * ATTEMPTS + 2 if config.resized_crop else 0)
