@@ -99,6 +99,7 @@ CHANGES = {
     "augment.randaugment": 2,
     "augment.randaugment_magnitude": 15,
     "augment.trivialaugment": True,
+    "augment.colour_jitter": 0.4,
     "augment.cutout": 8,
     "augment.mixup": 0.2,
     "augment.cutmix": 1.0,

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import math
 import weakref
+from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
 import torchvision.transforms.functional as TF
-from torchvision.transforms import InterpolationMode, autoaugment
+from torchvision.transforms import ColorJitter, InterpolationMode, autoaugment
 
 from steppe.config import AugmentConfig, DataConfig
 from steppe.data import Augment, Draws, Loader, Source, Split, divide, load
-from steppe.data.augment import cut_out, draw_boxes, mix, shift
+from steppe.data.augment import cut_out, draw_boxes, jitter_colours, mix, shift
 from steppe.data.policies import FILL, OPERATIONS, POLICIES, AutoAugment, Operations, RandAugment, TrivialAugment
 from steppe.data.resample import resize, resize_boxes
 from steppe.errors import ConfigError
@@ -278,6 +279,36 @@ def test_inception_crops_have_the_published_distribution():
         assert mine.std().item() == pytest.approx(other.std().item(), rel=0.06)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_colour_jitter_is_torchvisions_in_every_order(channels, order):
+    images = pictures(8, channels=channels)
+    factors = uniform(8, 3)
+    ranks = torch.tensor([[order.index(kind) / 3 for kind in range(3)]]).expand(8, 3)
+    mine = jitter_colours(images, 0.6, torch.cat([ranks, factors], 1)) / 255
+    changes = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation)
+    for image, own, out in zip(images / 255, 0.4 + 1.2 * factors, mine, strict=True):
+        for kind in order:
+            image = changes[kind](image, float(own[kind]))
+        torch.testing.assert_close(out, image, atol=1e-5, rtol=0)
+
+
+def test_colour_jitter_has_torchvisions_distribution():
+    theirs = ColorJitter(0.4, 0.4, 0.4)
+    images = pictures(1).expand(1500, 3, 32, 32)
+    torch.manual_seed(0)
+    other = torch.stack([theirs(image) for image in images / 255])
+    mine = jitter_colours(images, 0.4, uniform(1500, 6)) / 255
+    for figure in (lambda x: x.mean((1, 2, 3)), lambda x: x.std((1, 2, 3)), lambda x: x.std(1).mean((1, 2))):
+        assert figure(mine).mean().item() == pytest.approx(figure(other).mean().item(), rel=0.03)
+        assert figure(mine).std().item() == pytest.approx(figure(other).std().item(), rel=0.07)
+
+
+def test_colour_jitter_takes_no_negative_factor():
+    dark = jitter_colours(pictures(1), 3.0, torch.tensor([[0.0, 0.5, 0.9, 0.0, 0.3, 0.3]]))
+    assert torch.equal(dark, torch.zeros(1, 3, 32, 32))
+
+
 def test_cutout_blanks_one_square():
     out = cut_out(torch.ones(300, 3, 16, 16), 6, uniform(300, 2))
     blank = (out == 0).sum((1, 2, 3)) / 3
@@ -291,7 +322,7 @@ def test_cutout_blanks_one_square():
 def test_mixup_mixes_images_and_targets_alike():
     images, targets = torch.randn(4, 3, 8, 8), torch.eye(4)
     mixed, soft = mix(images, targets, torch.tensor([0.7, 1.0, 0.5, 0.5]), cutmix=False)
-    assert torch.allclose(mixed[1], 0.7 * images[1] + 0.3 * images[0])
+    assert torch.allclose(mixed[1], 0.7 * images[1] + 0.3 * images[0], atol=1e-6)
     assert torch.allclose(soft[1], torch.tensor([0.3, 0.7, 0, 0]))
 
 
@@ -325,7 +356,8 @@ EVERYTHING = [
     {"crop_padding": 4, "flip": True},
     {"resized_crop": 0.08, "flip": True, "randaugment": 2, "randaugment_magnitude": 15, "mixup": 0.5},
     {"crop_padding": 4, "flip": True, "autoaugment": "cifar10", "cutout": 8, "cutmix": 1.0},
-    {"crop_padding": 4, "flip": True, "trivialaugment": True},
+    {"crop_padding": 4, "flip": True, "trivialaugment": True, "colour_jitter": 0.3},
+    {"resized_crop": 0.5, "colour_jitter": 0.4},
 ]
 
 
@@ -415,8 +447,9 @@ def test_draws_never_reach_one():
 
 def test_points_can_only_be_mixed():
     toy = load(DataConfig(name="toy_rings"))
-    with pytest.raises(ConfigError, match="points, not pictures"):
-        Augment(toy, AugmentConfig(flip=True), CPU)
+    for config in (AugmentConfig(flip=True), AugmentConfig(colour_jitter=0.4)):
+        with pytest.raises(ConfigError, match="points, not pictures"):
+            Augment(toy, config, CPU)
     images, targets = loader(toy, augment=AugmentConfig(mixup=1.0)).batch(0, 0)
     assert images.shape == (16, 2, 1, 1)
     assert targets.shape == (16, 2)

@@ -292,6 +292,9 @@ class AugmentConfig(Section):
     trivialaugment: bool = Field(
         False, description="TrivialAugment (wide): one operation of any strength on each image"
     )
+    colour_jitter: float = Field(
+        0.0, ge=0, description="change brightness, contrast and saturation by factors up to 1 ± this; 0 is off"
+    )
     cutout: int = Field(0, ge=0, description="blank a square of so many pixels a side")
     mixup: float = Field(0.0, ge=0, description="mix pairs of images, share drawn from Beta(a, a); 0 is off")
     cutmix: float = Field(0.0, ge=0, description="paste a box of another image, area from Beta(a, a); 0 is off")

@@ -52,9 +52,8 @@ class Augment:
 
     def __init__(self, dataset: Dataset, config: AugmentConfig, device: torch.device) -> None:
         """Work out how many numbers each image needs."""
-        geometric = config.crop_padding or config.resized_crop or config.flip or config.cutout
-        policy = config.randaugment or config.autoaugment or config.trivialaugment
-        if _is_float(dataset) and (geometric or policy):
+        unmixed = config.model_copy(update={"mixup": 0.0, "cutmix": 0.0, "mixup_probability": None})
+        if _is_float(dataset) and unmixed != AugmentConfig():
             raise ConfigError(f"{dataset.name!r} holds points, not pictures: only mixup changes them", where="augment")
         self.config, self.classes, self.size, self.device = config, len(dataset.classes), dataset.image_size, device
         self._side = dataset.train.shape[-1]
@@ -73,6 +72,7 @@ class Augment:
             + (2 * ATTEMPTS + 2 if config.resized_crop else 0)
             + (1 if config.flip else 0)
             + (self._policy.columns if self._policy else 0)
+            + (6 if config.colour_jitter else 0)
             + (2 if config.cutout else 0)
         )
 
@@ -119,6 +119,8 @@ class Augment:
             if images.is_floating_point():
                 images = images.round().clamp(0, 255).to(torch.uint8)
             images = self._policy(images, take(self._policy.columns))
+        if config.colour_jitter:
+            images = jitter_colours(images, config.colour_jitter, take(6))
         images = self.normalise(images)
         if config.cutout:
             images = cut_out(images, config.cutout, take(2))
@@ -225,6 +227,32 @@ def draw_boxes(draws: torch.Tensor, smallest: float, side: int) -> torch.Tensor:
     size = torch.cat([height.gather(-1, first), width.gather(-1, first)], -1)
     size = torch.where(fits.any(-1, keepdim=True), size, float(side))
     return torch.cat([(draws[..., -2:] * (side - size + 1)).floor(), size], -1)
+
+
+def jitter_colours(images: torch.Tensor, strength: float, draws: torch.Tensor) -> torch.Tensor:
+    """Change brightness, contrast and saturation, in an order of its own for each image: torchvision's ColorJitter.
+
+    Args:
+        images: (B, C, H, W), values from 0 to 255.
+        strength: each factor is uniform from 1 - strength, but not below 0, to 1 + strength.
+        draws: (B, 6) uniform numbers: three whose ranks are the order, three factors.
+
+    Returns:
+        Floats from 0 to 255.
+    """
+    order = draws[:, :3].argsort(1)
+    least = max(0.0, 1 - strength)
+    factors = (least + (1 + strength - least) * draws[:, 3:]).gather(1, order)
+    images = images.float()
+    for kind, factor in zip(order.unbind(1), factors.unbind(1), strict=True):
+        kind, factor = kind.view(-1, 1, 1, 1), factor.view(-1, 1, 1, 1)
+        grey = images
+        if images.shape[1] == 3:
+            red, green, blue = images.unbind(1)
+            grey = (0.2989 * red + 0.587 * green + 0.114 * blue)[:, None]
+        dull = torch.where(kind == 1, grey.mean((1, 2, 3), keepdim=True), grey) * (kind > 0)
+        images = (factor * images + (1 - factor) * dull).clamp(0, 255)
+    return images
 
 
 def cut_out(images: torch.Tensor, side: int, draws: torch.Tensor) -> torch.Tensor:
