@@ -101,6 +101,7 @@ CHANGES = {
     "augment.trivialaugment": True,
     "augment.colour_jitter": 0.4,
     "augment.cutout": 8,
+    "augment.erasing": 0.25,
     "augment.mixup": 0.2,
     "augment.cutmix": 1.0,
     "augment.mixup_probability": 0.5,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.functional as TF
-from torchvision.transforms import ColorJitter, InterpolationMode, autoaugment
+from torchvision.transforms import ColorJitter, InterpolationMode, RandomErasing, autoaugment
 
 from steppe.config import AugmentConfig, DataConfig
 from steppe.data import Augment, Draws, Loader, Source, Split, divide, load
-from steppe.data.augment import cut_out, draw_boxes, jitter_colours, mix, shift
+from steppe.data.augment import cut_out, draw_boxes, draw_erased_boxes, jitter_colours, mix, shift
 from steppe.data.policies import FILL, OPERATIONS, POLICIES, AutoAugment, Operations, RandAugment, TrivialAugment
 from steppe.data.resample import resize, resize_boxes
 from steppe.errors import ConfigError
@@ -319,6 +319,52 @@ def test_cutout_blanks_one_square():
     assert corner.sum() == 256 - 12
 
 
+@pytest.mark.parametrize("side", [32, 224])
+def test_erased_boxes_have_torchvisions_distribution(side):
+    top, left, height, width = draw_erased_boxes(uniform(20000, 23), 1.0, side).unbind(1)
+    assert bool(((top >= 0) & (left >= 0) & (top + height <= side) & (left + width <= side)).all())
+    torch.manual_seed(0)
+    image, theirs = torch.empty(3, side, side), []
+    for _ in range(4000):
+        theirs.append(RandomErasing.get_params(image, (0.02, 1 / 3), (0.3, 10 / 3), [0.0])[:4])
+    other = torch.tensor(theirs).float().unbind(1)
+    area, ratio = height * width / side**2, (height / width).log()
+    their_area, their_ratio = other[2] * other[3] / side**2, (other[2] / other[3]).log()
+    assert ratio.mean().item() == pytest.approx(their_ratio.mean().item(), abs=0.05)
+    assert ratio.std().item() == pytest.approx(their_ratio.std().item(), rel=0.05)
+    for mine, their in ((area, their_area), (top, other[0]), (left, other[1]), (height, other[2]), (width, other[3])):
+        assert mine.mean().item() == pytest.approx(their.mean().item(), rel=0.05)
+        assert mine.std().item() == pytest.approx(their.std().item(), rel=0.06)
+
+
+def test_erasing_blanks_one_box_in_its_share_of_the_images():
+    data = dataset(1200)
+    erased = [loader(data, augment=AugmentConfig(erasing=0.3)).batch(0, i)[0] for i in range(22)]
+    plain = [loader(data).batch(0, i)[0] for i in range(22)]
+    after, before = torch.cat(erased), torch.cat(plain)
+    blank = ((after == 0) & (before != 0)).any(1)
+    assert torch.equal(after, torch.where(blank[:, None], 0.0, before))
+    touched = blank.flatten(1).any(1)
+    assert touched.float().mean() == pytest.approx(0.3, abs=0.07)
+    for mask in blank[touched]:
+        rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
+        height, width = rows.max() - rows.min() + 1, columns.max() - columns.min() + 1
+        assert mask.sum() >= 0.97 * height * width  # a pixel may have been 0 already
+        assert 0.01 < height * width / 32**2 < 0.36
+
+
+def test_erasing_leaves_the_other_draws_alone():
+    data = dataset()
+    config = {"resized_crop": 0.3, "flip": True, "cutout": 8}
+    change = Augment(data, AugmentConfig.model_validate({**config, "erasing": 1e-9}), CPU)
+    images, labels = data.train.images[:16], data.train.labels[:16]
+    rows = uniform(16, change.columns)
+    alone = Augment(data, AugmentConfig.model_validate(config), CPU)
+    one = change(images, labels, change._prepare(rows), torch.empty(0))[0]
+    other = alone(images, labels, alone._prepare(rows[:, : alone.columns]), torch.empty(0))[0]
+    assert torch.equal(one, other)
+
+
 def test_mixup_mixes_images_and_targets_alike():
     images, targets = torch.randn(4, 3, 8, 8), torch.eye(4)
     mixed, soft = mix(images, targets, torch.tensor([0.7, 1.0, 0.5, 0.5]), cutmix=False)
@@ -357,7 +403,7 @@ EVERYTHING = [
     {"resized_crop": 0.08, "flip": True, "randaugment": 2, "randaugment_magnitude": 15, "mixup": 0.5},
     {"crop_padding": 4, "flip": True, "autoaugment": "cifar10", "cutout": 8, "cutmix": 1.0},
     {"crop_padding": 4, "flip": True, "trivialaugment": True, "colour_jitter": 0.3},
-    {"resized_crop": 0.5, "colour_jitter": 0.4},
+    {"resized_crop": 0.5, "colour_jitter": 0.4, "erasing": 0.5, "cutmix": 1.0},
 ]
 
 

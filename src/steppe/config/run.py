@@ -296,6 +296,9 @@ class AugmentConfig(Section):
         0.0, ge=0, description="change brightness, contrast and saturation by factors up to 1 ± this; 0 is off"
     )
     cutout: int = Field(0, ge=0, description="blank a square of so many pixels a side")
+    erasing: float = Field(
+        0.0, ge=0, le=1, description="blank a box of 2 to 33 % of the area in this share of the images; 0 is off"
+    )
     mixup: float = Field(0.0, ge=0, description="mix pairs of images, share drawn from Beta(a, a); 0 is off")
     cutmix: float = Field(0.0, ge=0, description="paste a box of another image, area from Beta(a, a); 0 is off")
     mixup_probability: float | None = Field(

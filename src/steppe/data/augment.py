@@ -21,6 +21,9 @@ from steppe.data.resample import resize, resize_boxes
 from steppe.errors import ConfigError
 
 ATTEMPTS = 10
+"""A box of random shape that does not fit is drawn again, so many times in all."""
+CROP, ERASING = 2 * ATTEMPTS + 2, 2 * ATTEMPTS + 3
+"""Numbers that the box of a crop takes, and one that is erased."""
 BLOCK = 2**22
 """About so many numbers are drawn at a time."""
 BELOW_ONE = 1 - 2.0**-20
@@ -69,11 +72,12 @@ class Augment:
             self._policy = TrivialAugment(at, device)
         self.columns = (
             (2 if config.crop_padding else 0)
-            + (2 * ATTEMPTS + 2 if config.resized_crop else 0)
+            + (CROP if config.resized_crop else 0)
             + (1 if config.flip else 0)
             + (self._policy.columns if self._policy else 0)
             + (6 if config.colour_jitter else 0)
             + (2 if config.cutout else 0)
+            + (ERASING if config.erasing else 0)
         )
 
     def draws(self, batch_size: int, seed: int, view: int = 0) -> Draws:
@@ -81,11 +85,14 @@ class Augment:
         return Draws(self.config, self.columns, batch_size, seed, self.device, view, self._prepare)
 
     def _prepare(self, draws: torch.Tensor) -> torch.Tensor:
-        """Do for many batches at once what depends on the numbers alone: those of a crop become its box."""
-        if not self.config.resized_crop:
-            return draws
-        boxes = draw_boxes(draws[..., : 2 * ATTEMPTS + 2], self.config.resized_crop, self._side)
-        return torch.cat([boxes, draws[..., 2 * ATTEMPTS + 2 :]], -1)
+        """Do for many batches at once what depends on the numbers alone: those of a box become the box."""
+        if self.config.resized_crop:
+            boxes = draw_boxes(draws[..., :CROP], self.config.resized_crop, self._side)
+            draws = torch.cat([boxes, draws[..., CROP:]], -1)
+        if self.config.erasing:
+            boxes = draw_erased_boxes(draws[..., -ERASING:], self.config.erasing, self.size)
+            draws = torch.cat([draws[..., :-ERASING], boxes], -1)
+        return draws
 
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor, draws: torch.Tensor, mixing: torch.Tensor
@@ -124,6 +131,9 @@ class Augment:
         images = self.normalise(images)
         if config.cutout:
             images = cut_out(images, config.cutout, take(2))
+        if config.erasing:
+            start, lengths = take(4).split(2, 1)
+            images = images.masked_fill(_box(start, start + lengths, self.size)[:, None], 0.0)
         if config.mixes:
             sure = (labels[:, None] == torch.arange(self.classes, device=labels.device)).float()
             return mix(images, sure, mixing, cutmix=config.cutmix > 0)
@@ -219,14 +229,39 @@ def draw_boxes(draws: torch.Tensor, smallest: float, side: int) -> torch.Tensor:
         smallest: share of the area.
         side: of the images, in pixels.
     """
-    area = (smallest + (1 - smallest) * draws[..., :ATTEMPTS]) * side**2
-    ratio = torch.exp((2 * draws[..., ATTEMPTS : 2 * ATTEMPTS] - 1) * math.log(4 / 3))
+    size, found = _draw_lengths(draws, (smallest, 1.0), 4 / 3, side, side)
+    size = torch.where(found, size, float(side))
+    return torch.cat([(draws[..., -2:] * (side - size + 1)).floor(), size], -1)
+
+
+def draw_erased_boxes(draws: torch.Tensor, share: float, side: int) -> torch.Tensor:
+    """Draw the box that is erased in each image, (…, 4): top, left, height, width; the last two are 0 where none is.
+
+    Area uniform from 2 % to a third of the image, aspect ratio log-uniform from 0.3 to 1/0.3, shorter than the image
+    on both axes; where none of ten attempts is, nothing is erased (Zhong et al., arXiv:1708.04896, as in timm).
+
+    Args:
+        draws: (…, 23) uniform numbers; the first decides whether.
+        share: of the images in which a box is erased.
+        side: of the images, in pixels.
+    """
+    size, found = _draw_lengths(draws[..., 1:], (0.02, 1 / 3), 10 / 3, side, side - 1)
+    size = torch.where(found & (draws[..., :1] < share), size, 0.0)
+    return torch.cat([(draws[..., -2:] * (side - size + 1)).floor(), size], -1)
+
+
+def _draw_lengths(
+    draws: torch.Tensor, areas: tuple[float, float], aspect: float, side: int, longest: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the height and width of a box, (…, 2), and whether one of the attempts fits, (…, 1)."""
+    least, most = areas
+    area = (least + (most - least) * draws[..., :ATTEMPTS]) * side**2
+    ratio = torch.exp((2 * draws[..., ATTEMPTS : 2 * ATTEMPTS] - 1) * math.log(aspect))
     width, height = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
-    fits = (width > 0) & (width <= side) & (height > 0) & (height <= side)
+    fits = (width > 0) & (width <= longest) & (height > 0) & (height <= longest)
     first = fits.int().argmax(-1, keepdim=True)
     size = torch.cat([height.gather(-1, first), width.gather(-1, first)], -1)
-    size = torch.where(fits.any(-1, keepdim=True), size, float(side))
-    return torch.cat([(draws[..., -2:] * (side - size + 1)).floor(), size], -1)
+    return size, fits.any(-1, keepdim=True)
 
 
 def jitter_colours(images: torch.Tensor, strength: float, draws: torch.Tensor) -> torch.Tensor:
