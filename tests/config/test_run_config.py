@@ -95,6 +95,7 @@ CHANGES = {
     "augment.crop_padding": 1,
     "augment.resized_crop": 0.08,
     "augment.flip": True,
+    "augment.alternate_flip": True,
     "augment.autoaugment": "cifar10",
     "augment.randaugment": 2,
     "augment.randaugment_magnitude": 15,
@@ -131,7 +132,11 @@ def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
         start = {"minimizer": {"name": (owners or ["sam"])[0]}}
     if section == "objective" and last != "name":
         start = {"objective": {"name": next(name for name, row in OBJECTIVE_DEFAULTS.items() if last in row)}}
-    needs = {"randaugment_magnitude": {"randaugment": 1}, "mixup_probability": {"mixup": 0.2}}
+    needs = {
+        "alternate_flip": {"flip": True},
+        "randaugment_magnitude": {"randaugment": 1},
+        "mixup_probability": {"mixup": 0.2},
+    }
     if last in needs:
         start = {"augment": needs[last]}
     if last in ("mode", "weights"):
@@ -211,6 +216,7 @@ def test_config_is_frozen():
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr"),
         ({"augment": {"randaugment_magnitude": 9}}, "without randaugment"),
         ({"augment": {"mixup_probability": 0.5}}, "without mixup"),
+        ({"augment": {"alternate_flip": True}}, "without flip"),
         ({"augment": {"crop_padding": 4, "resized_crop": 0.08}}, "give one"),
         ({"augment": {"randaugment": 2, "autoaugment": "cifar10"}}, "give one"),
         ({"augment": {"randaugment": 2, "trivialaugment": True}}, "randaugment and trivialaugment are 2 policies"),

@@ -67,6 +67,63 @@ def test_flip_mirrors_half_of_the_images():
     assert 20 < sum(mirrored) < 60
 
 
+def mirrored_images(some: Loader, data, epoch: int, view: int = 0) -> dict[int, bool]:
+    """Which images of the training set an epoch mirrors, by their number."""
+    plain, found = loader(data), {}
+    for index in range(len(some)):
+        for number, own, other in zip(
+            some.picked(epoch, index).tolist(),
+            some.batch(epoch, index, view)[0],
+            plain.batch(epoch, index)[0],
+            strict=True,
+        ):
+            assert torch.equal(own, other) or torch.equal(own, other.flip(-1))
+            found[number] = not torch.equal(own, other)
+    return found
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_alternate_flip_mirrors_each_image_in_every_second_epoch(resident):
+    data = dataset(960)
+    some = loader(data, augment=AugmentConfig(flip=True, alternate_flip=True), resident=resident)
+    epochs = [mirrored_images(some, data, epoch) for epoch in (0, 1, 2, 5)]
+    assert len(epochs[0]) == len(some.split) // 16 * 16
+    assert 0.4 < sum(epochs[0].values()) / len(epochs[0]) < 0.6
+    for number, mirrored in epochs[0].items():
+        for turn, epoch in ((True, 1), (False, 2), (True, 3)):
+            assert epochs[epoch].get(number, mirrored != turn) == (mirrored != turn)
+
+
+def test_alternate_flip_begins_with_other_images_for_another_seed_or_view():
+    data = dataset()
+    config = AugmentConfig(flip=True, alternate_flip=True)
+    first = mirrored_images(loader(data, augment=config), data, 0)
+    assert mirrored_images(loader(data, augment=config), data, 0) == first
+    assert mirrored_images(loader(data, augment=config), data, 0, view=1) != first
+    draws = [Augment(data, config, CPU).draws(16, seed) for seed in (0, 1)]
+    rows = [some.alternate(torch.zeros(60, 1), torch.arange(60), 0) for some in draws]
+    assert not torch.equal(*rows)
+
+
+@pytest.mark.parametrize("crop", [{"crop_padding": 4}, {"resized_crop": 0.3}])
+def test_alternate_flip_leaves_the_other_draws_alone(crop):
+    """An image that a plain flip treats alike comes out alike; every other one comes out mirrored."""
+    data = dataset()
+    options = {**crop, "flip": True, "cutout": 8}
+    plain = loader(data, augment=AugmentConfig.model_validate(options)).batch(0, 0)[0]
+    config = AugmentConfig.model_validate({**options, "alternate_flip": True})
+    some = loader(data, augment=config)
+    draws = some._draws_of(0)
+    before = draws.of(0, 0)[0]
+    after = draws.alternate(before, some.picked(0, 0), 0)
+    column = 2 if "crop_padding" in crop else 4
+    alike = (before[:, column] < 0.5) == (after[:, column] < 0.5)
+    assert 0 < alike.sum() < len(alike)
+    assert torch.equal(some.batch(0, 0)[0][alike], plain[alike])
+    rest = [place for place in range(before.shape[1]) if place != column]
+    assert torch.equal(before[:, rest], after[:, rest])
+
+
 def reference(name: str, image: torch.Tensor, value: float) -> torch.Tensor:
     fill = [float(FILL)] * image.shape[0]
     nearest = InterpolationMode.NEAREST
@@ -403,7 +460,7 @@ EVERYTHING = [
     {"resized_crop": 0.08, "flip": True, "randaugment": 2, "randaugment_magnitude": 15, "mixup": 0.5},
     {"crop_padding": 4, "flip": True, "autoaugment": "cifar10", "cutout": 8, "cutmix": 1.0},
     {"crop_padding": 4, "flip": True, "trivialaugment": True, "colour_jitter": 0.3},
-    {"resized_crop": 0.5, "colour_jitter": 0.4, "erasing": 0.5, "cutmix": 1.0},
+    {"resized_crop": 0.5, "flip": True, "alternate_flip": True, "colour_jitter": 0.4, "erasing": 0.5, "cutmix": 1.0},
 ]
 
 
@@ -440,9 +497,10 @@ def test_the_augmentation_is_one_graph_of_fixed_shapes(options):
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
-def test_ranks_share_a_batch():
+@pytest.mark.parametrize("alternate", [False, True])
+def test_ranks_share_a_batch(alternate):
     data = dataset()
-    config = AugmentConfig(crop_padding=4, flip=True)
+    config = AugmentConfig(crop_padding=4, flip=True, alternate_flip=alternate)
     whole = loader(data, augment=config).batch(1, 2)
     parts = [loader(data, augment=config, rank=r, ranks=3).batch(1, 2) for r in range(3)]
     assert torch.equal(torch.cat([p[0] for p in parts]), whole[0])

@@ -282,6 +282,10 @@ class AugmentConfig(Section):
         None, gt=0, le=1, description="Inception-style crop: smallest share of the area, such as 0.08; default: off"
     )
     flip: bool = Field(False, description="mirror half of the images")
+    alternate_flip: bool = Field(
+        False,
+        description="flip: mirror each image in every second epoch, half of them in the first; default: at random",
+    )
     autoaugment: Literal["cifar10", "imagenet"] | None = Field(
         None, description="AutoAugment policy, cifar10 or imagenet; default: off"
     )
@@ -309,6 +313,8 @@ class AugmentConfig(Section):
     def _sensible(self) -> Self:
         if self.randaugment_magnitude is not None and not self.randaugment:
             raise ValueError("randaugment_magnitude means nothing without randaugment, its number of operations")
+        if self.alternate_flip and not self.flip:
+            raise ValueError("alternate_flip means nothing without flip, the mirroring that it arranges")
         if self.mixup_probability is not None and not (self.mixup or self.cutmix):
             raise ValueError("mixup_probability means nothing without mixup or cutmix")
         if self.crop_padding and self.resized_crop:

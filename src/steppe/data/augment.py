@@ -59,7 +59,7 @@ class Augment:
         if _is_float(dataset) and unmixed != AugmentConfig():
             raise ConfigError(f"{dataset.name!r} holds points, not pictures: only mixup changes them", where="augment")
         self.config, self.classes, self.size, self.device = config, len(dataset.classes), dataset.image_size, device
-        self._side = dataset.train.shape[-1]
+        self._side, self._count = dataset.train.shape[-1], len(dataset.train)
         self.normalise = Normalise(dataset, device)
         at = self.size if config.resized_crop else self._side
         self._policy: RandAugment | AutoAugment | TrivialAugment | None = None
@@ -82,7 +82,9 @@ class Augment:
 
     def draws(self, batch_size: int, seed: int, view: int = 0) -> Draws:
         """The numbers for batches of `batch_size`, as a call takes them."""
-        return Draws(self.config, self.columns, batch_size, seed, self.device, view, self._prepare)
+        place = 2 if self.config.crop_padding else 4 if self.config.resized_crop else 0
+        mirrors = (place, self._count) if self.config.alternate_flip else None
+        return Draws(self.config, self.columns, batch_size, seed, self.device, view, self._prepare, mirrors)
 
     def _prepare(self, draws: torch.Tensor) -> torch.Tensor:
         """Do for many batches at once what depends on the numbers alone: those of a box become the box."""
@@ -152,11 +154,19 @@ class Draws:
         device: torch.device,
         view: int = 0,
         prepare: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        mirrors: tuple[int, int] | None = None,
     ) -> None:
-        """Draw for batches of `batch_size`, `columns` numbers an image; move them to `device` and `prepare` them."""
+        """Draw for batches of `batch_size`, `columns` numbers an image; move them to `device` and `prepare` them.
+
+        With `mirrors`, the prepared column that decides on mirroring and the number of images, they alternate.
+        """
         self.prepare = prepare or (lambda draws: draws)
         self.config, self.columns, self.batch_size, self.device = config, columns, batch_size, device
         self.seed = derive_seed(seed, "augment", *([view] if view else []))
+        self._mirrors = mirrors
+        if mirrors:
+            coins = np.random.Generator(np.random.Philox(derive_seed(self.seed, "mirror"))).random(mirrors[1])
+            self._coins = self._move((coins < 0.5).astype(np.float32))
         self._batches = max(1, min(512, BLOCK // max(1, batch_size * columns)))
         self._block: tuple[int, int] | None = None
         self._draws = self._mixing = torch.empty(0)
@@ -171,6 +181,17 @@ class Draws:
             self._draws, self._mixing = self.prepare(self._move(draws)), self._move(self._draw_mixing(rng))
             self._block = epoch, block
         return self._draws[place], self._mixing[place]
+
+    def alternate(self, draws: torch.Tensor, picked: torch.Tensor, epoch: int) -> torch.Tensor:
+        """Let the draws of the images `picked` mirror each of them in every second epoch, if they are to alternate.
+
+        Half of the images, drawn by the seed, begin with the first epoch (Jordan, arXiv:2404.00498).
+        """
+        if self._mirrors is None:
+            return draws
+        column, _ = self._mirrors
+        mirrored = self._coins[picked, None] if epoch % 2 == 0 else 1 - self._coins[picked, None]
+        return torch.cat([draws[:, :column], 1 - mirrored, draws[:, column + 1 :]], 1)
 
     def _draw_mixing(self, rng: np.random.Generator) -> np.ndarray:
         """One row a batch: the first image's share in mixup and in CutMix (1: not this time), and the box's centre."""
