@@ -7,7 +7,7 @@ import copy
 import pytest
 import timm
 import torch
-from training import KillAt, KilledError, make_config, story, weights
+from training import KillAt, make_config, story, train_whole_and_resumed, weights
 
 import steppe.train.loop as loop
 from steppe.data import Loader
@@ -120,10 +120,7 @@ def test_gsam_has_one_radius_in_all_layers(digits):
 @pytest.mark.parametrize("optimizer", [LAYERED, NESTEROV], ids=["layers", "nesterov"])
 def test_a_run_with_these_settings_resumes_exactly(digits, tmp_path, minimizer, optimizer):
     config = make_config(minimizer={"name": minimizer}, optimizer=optimizer, budget={"epochs": 2})
-    whole = train(config, digits, tmp_path / "whole")
-    with pytest.raises(KilledError):
-        train(config, digits, tmp_path / "killed", observer=KillAt(8, 5))
-    resumed = train(config, digits, tmp_path / "killed")
+    whole, resumed = train_whole_and_resumed(config, digits, tmp_path, KillAt(8, 5))
     assert weights(resumed) == weights(whole)
     assert story(resumed) == story(whole)
 
