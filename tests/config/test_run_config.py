@@ -44,10 +44,12 @@ CHANGES = {
     "data.variance": 15.0,
     "data.odd_images": "convert",
     "data.statistics": "imagenet",
+    "data.learn_from_val": True,
     "model.name": "resnet_tiny",
     "model.mode": "frozen",
     "model.weights": "other.safetensors",
     "model.last_blocks": 2,
+    "model.penalty": 1e-3,
     "model.dropout": 0.1,
     "model.block_dropout": 0.1,
     "model.attention_dropout": 0.1,
@@ -128,6 +130,8 @@ def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
         start = {"augment": needs[last]}
     if last in ("mode", "weights"):
         start = {"model": {"mode": "finetune", "weights": "some.safetensors"}}
+    if last in ("learn_from_val", "penalty"):
+        start = {"model": {"mode": "probe", "weights": "some.safetensors"}}
     if last == "last_blocks":
         start = {"model": {"mode": "last_n_blocks", "weights": "some.safetensors", "last_blocks": 1}}
     before = RunConfig.model_validate(start)
