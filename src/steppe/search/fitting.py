@@ -157,6 +157,7 @@ def _run_pretrained(search: PretrainedSearch) -> Fitted:
     try:
         if not search.over:
             search.try_out()
+            search.fine_tune()
         return search.conclude()
     except (Interrupted, KeyboardInterrupt):
         best = ""

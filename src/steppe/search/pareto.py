@@ -125,10 +125,9 @@ def explain_pretrained(chosen: Run, words: str, dataset: Dataset) -> str:
     labels = dataset.test.labels
     largest = torch.bincount(labels, minlength=classes).max().item() / max(1, len(labels))
     bars = f"Chance is {1 / classes:.1%}, always naming the largest class {largest:.1%}."
-    learned = f"{len(dataset.train) + len(dataset.val):,} images"
     accuracy = chosen.summary["val"]["accuracy"] if test is None else test["accuracy"]
     first = "" if test is None else f"{accuracy:.1%} right on {test['examples']:,} test images. "
-    text = f"{first}{words} by cross-validation on {learned}. {bars}"
+    text = f"{first}{words} images. {bars}"
     if accuracy < max(2 / classes, LOW * (1 - 1 / classes)):
         text += (
             " That is low: look at the most confident mistakes, check the labels, or bring more images of each class."

@@ -11,19 +11,22 @@ from typing import Any
 
 import torch
 
+from steppe import models
 from steppe.config import MeasureConfig, Pretrained, RunConfig, use_data_root
 from steppe.data import Dataset, Keeping, check_unchanged
 from steppe.errors import ConfigError, Interrupted, RunError
 from steppe.runs import Observer, Run
 from steppe.search.budget import Budget, Clock, is_over, open_clock
 from steppe.search.chosen import evaluate_chosen, time_forward
+from steppe.search.finetune import RECIPES, TRIAL_EPOCHS, Attempt, Recipe, make_config, plan_attempts
 from steppe.search.observer import SearchObserver
 from steppe.search.pareto import Fitted, explain_pretrained, tabulate, write_fronts, write_study
-from steppe.search.probe_search import Candidate, Found, ProbeSearch, Rate, time_networks
+from steppe.search.probe_search import TIMED_SIZE, Candidate, Found, ProbeSearch, Rate, time_networks
 from steppe.search.space import Wanted
-from steppe.search.trial import count_cost
+from steppe.search.trial import count_cost, run_trial
 from steppe.studies.pipeline import add_measures
 from steppe.train import train
+from steppe.train.probe import read_out_of_fold
 
 KIND = "pretrained"
 
@@ -136,6 +139,144 @@ class PretrainedSearch:
     def _sized(self, size: int) -> Dataset:
         return replace(self.dataset, size=None if size == self.dataset.train.shape[-1] else size)
 
+    # -- fine-tuning --------------------------------------------------------------------------------------------
+
+    def fine_tune(self) -> None:
+        """Fine-tune the best single network where enough time is left."""
+        single = max(
+            (one for one in self.probes.found if len(one.candidate.parts) == 1),
+            key=lambda one: (one.accuracy, -one.loss),
+            default=None,
+        )
+        if single is None or not self.budget.timed:
+            return
+        if "tuning" not in self.about:
+            size = self._tuning_size(single.candidate)
+            left_s = self._left_s(size, single.candidate)
+            attempts = plan_attempts(left_s, lambda recipe: self._epoch_s(single.candidate, size, recipe))
+            if not attempts:
+                return
+            plan = {"parts": list(single.candidate.parts), "image_size": size}
+            self.about["tuning"] = {**plan, "attempts": [asdict(one) for one in attempts], "done": []}
+            self.clock.beat(now=True)
+        about = self.about["tuning"]
+        candidate = Candidate(tuple(about["parts"]), about["image_size"])
+        start = self._start(candidate)
+        for attempt in [Attempt(**values) for values in about["attempts"]][len(about["done"]) :]:
+            self._attempt(candidate, start, attempt)
+        if len(about["attempts"]) == len(RECIPES) and about["done"]:
+            best = max(about["done"], key=lambda one: (one["accuracy"], -one["loss"]))
+            left_s = self._left_s(candidate.image_size, candidate)
+            if left_s > max(1.0, about["attempts"][0]["seconds"]):
+                about["attempts"].append(asdict(Attempt(best["recipe"], left_s)))
+                self.clock.beat(now=True)
+                self._attempt(candidate, start, Attempt(best["recipe"], left_s))
+
+    def _tuning_size(self, candidate: Candidate) -> int:
+        """The largest size up to the probe's at which enough epochs fit; else the smallest."""
+        sizes = sorted(size for size in {*self.probes.sizes, candidate.image_size} if size <= candidate.image_size)
+        for size in reversed(sizes):
+            if self._left_s(size, candidate) >= 2 * TRIAL_EPOCHS * self._epoch_s(candidate, size, RECIPES[0]):
+                return size
+        return sizes[0]
+
+    def _left_s(self, size: int, candidate: Candidate) -> float:
+        """Seconds of training that fit before the test, which may be that of the best probe."""
+        best = self.probes.best
+        assert best is not None
+        test_s = max(self.probes.test_s(Candidate(candidate.parts, size)), self.probes.test_s(best.candidate))
+        left_s = self.budget.amount - self.reserve_s - self.clock.elapsed_s - test_s
+        return 0.93 * left_s - 2.0
+
+    def _epoch_s(self, candidate: Candidate, size: int, recipe: Recipe) -> float:
+        """About what an epoch takes: a training step is some five forward passes, mixed precision included."""
+        forward_s = self.probes.rates[candidate.parts[0]].features_s * (size / TIMED_SIZE) ** 2
+        gradients = 1 + float(recipe.minimizer.get("sharp_last", 1.0 if recipe.minimizer else 0.0))
+        return forward_s * (5 * gradients * len(self.dataset.train) + 2 * len(self.dataset.val))
+
+    def _start(self, candidate: Candidate) -> str:
+        """Make the probe whose head fine-tuning begins with: one that has not learned the validation images."""
+        config = self._config(candidate)
+        data = config.data.model_copy(update={"learn_from_val": False})
+        config = config.model_copy(update={"data": data})
+        with use_data_root(self.data_root):
+            return train(
+                config,
+                self._sized(candidate.image_size),
+                self.folder / config.run_id,
+                device=str(self.device),
+                observer=_Watch(self, f"features of {candidate.words}"),
+                keeping=self.keeping,
+                stop=self.stop,
+                val_examples=max(1, len(self.dataset.val)),
+            ).id
+
+    def _attempt(self, candidate: Candidate, start: str, attempt: Attempt) -> None:
+        recipe = RECIPES[attempt.recipe]
+        values = {**self.wanted.to_json()["data"], "image_size": candidate.image_size}
+        like = self._config(candidate)
+        config = make_config(
+            recipe,
+            model=like.model.name,
+            weights=f"run:{start}",
+            data=values,
+            seconds=attempt.seconds,
+            seed=self.wanted.seed,
+            precision=like.precision,
+        )
+        words = f"fine-tuning {candidate.words}, {recipe.name}"
+        self.status(words)
+        before_s = self.clock.elapsed_s
+        with use_data_root(self.data_root), models.runs_beside(self.folder.absolute()):
+            outcome = run_trial(
+                config,
+                self._sized(candidate.image_size),
+                self.folder / config.run_id,
+                allowed_s=1.1 * attempt.seconds + 10.0,
+                device=str(self.device),
+                captured=self.device.type == "cuda" and attempt.seconds >= 90,
+                keeping=self.keeping,
+                beat=lambda: self.status(f"{words}, {self.clock.elapsed_s - before_s:.0f} of {attempt.seconds:.0f} s"),
+                stop=self.stop,
+                val_examples=len(self.dataset.val),
+            )
+        done: dict[str, Any] = {"recipe": attempt.recipe, "run": config.run_id, "accuracy": 0.0, "loss": math.inf}
+        if outcome.state == "complete":
+            val = Run(self.folder / config.run_id).summary["val"]
+            done |= {"accuracy": val["accuracy"], "loss": val["loss"], "words": f"fine-tuned {candidate.words}"}
+        self.about["tuning"]["done"].append(done)
+        self.clock.beat(now=True)
+        told = f"{done['accuracy']:.1%} of {len(self.dataset.val):,} validation images".replace("%", " %")
+        told = told if outcome.state == "complete" else f"{outcome.state} {outcome.reason}".strip()
+        self.observer.say(f"[{self.clock.elapsed_s:.0f} s] {words}: {told}")
+        if self.stop.is_set():
+            raise Interrupted("stopped")
+
+    def winner(self) -> tuple[Run, str, Candidate]:
+        """Choose between the best probe and the best fine-tuned network by the very same validation images."""
+        best = self.probes.best
+        assert best is not None
+        probe = Run(self.folder / best.run)
+        done = self.about.get("tuning", {}).get("done", [])
+        tuned = max(done, key=lambda one: (one["accuracy"], -one["loss"]), default=None)
+        if tuned is None or tuned["accuracy"] <= self._probe_accuracy(probe):
+            return (
+                probe,
+                f"{best.words} by cross-validation on {len(self.dataset.train) + len(self.dataset.val):,}",
+                (best.candidate),
+            )
+        about = self.about["tuning"]
+        shown = f"{tuned['accuracy']:.1%} ({tuned['words']}) on {len(self.dataset.val):,} validation"
+        return Run(self.folder / tuned["run"]), shown, Candidate(tuple(about["parts"]), about["image_size"])
+
+    def _probe_accuracy(self, run: Run) -> float:
+        """Of the validation images, by heads that left them out."""
+        logits, labels = read_out_of_fold(run.path)
+        count = len(self.dataset.val)
+        return (logits[-count:].argmax(1) == labels[-count:]).float().mean().item()
+
+    # -- what is told -------------------------------------------------------------------------------------------
+
     def status(self, now: str) -> None:
         """Keep the time, and tell how far the search is."""
         self.clock.beat()
@@ -144,8 +285,11 @@ class PretrainedSearch:
 
     def runs(self) -> list[Run]:
         """Every finished run of this search, the best first; other folders beside them are none of it."""
-        ordered = sorted(self.probes.found, key=lambda one: (one.accuracy, -one.loss), reverse=True)
-        return [Run(self.folder / one.run) for one in ordered]
+        probes = sorted(self.probes.found, key=lambda one: (one.accuracy, -one.loss), reverse=True)
+        tuned = [one["run"] for one in self.about.get("tuning", {}).get("done", []) if one["accuracy"]]
+        runs = [Run(self.folder / run) for run in (*(one.run for one in probes), *tuned)]
+        chosen = self.winner()[0].id
+        return sorted(runs, key=lambda run: run.id != chosen)
 
     def conclude(self, *, interrupted: bool = False) -> Fitted:
         """Test the best candidate and write everything down; an interrupted search is not tested yet."""
@@ -154,14 +298,14 @@ class PretrainedSearch:
             what = f"a budget of {self.budget} is too short for any of the networks at hand"
             raise RunError(what, where=str(self.folder), mend="give more time with --budget")
         runs = self.runs()
-        chosen = runs[0]
+        chosen, words, candidate = self.winner()
         if not interrupted:
-            self._test(chosen, best.candidate)
+            self._test(chosen, candidate)
             with use_data_root(self.data_root):
-                self._measure(chosen, best.candidate)
+                self._measure(chosen, candidate)
         rows = tabulate(runs)
         write_fronts(rows, self.folder)
-        answer = explain_pretrained(chosen, best.words, self.dataset)
+        answer = explain_pretrained(chosen, words, self.dataset)
         write_study(self.folder, runs, self.wanted.data.name, answer, self.budget)
         self.about["answer"] = answer
         if not interrupted:

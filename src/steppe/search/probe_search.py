@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -37,8 +38,10 @@ SOLVE_S = 6.0
 """What cross-validation and the final head take before one has been timed, about."""
 LEAST_GAIN = 1e-3
 """A candidate that promises less accuracy than this is not worth its time."""
-SIZE_EXPONENT, PAIR_FACTOR = 0.4, 0.9
-"""How errors fall, as seen on Pets: with the image size, and with a second network beside the first."""
+SIZE_EXPONENT, SECOND_FACTOR, LATER_FACTOR = 0.4, 0.9, 0.95
+"""How errors fall, as seen on Pets: with the image size, with a second network beside the first, with one more."""
+MOST_PARTS = 3
+"""Networks side by side, at the most."""
 
 
 @dataclass(frozen=True)
@@ -220,35 +223,35 @@ class ProbeSearch:
         return min(fitting, key=self.cost_s, default=None)
 
     def _neighbours(self) -> list[Candidate]:
-        """Candidates that have not been tried: every network at every size, and those at hand side by side."""
+        """Candidates that have not been tried: every network, and several side by side, at every size."""
         tried = {one.candidate for one in self.found}
-        single = [Candidate((name,), size) for name in self.backbones for size in self.sizes]
-        beside = [
-            Candidate(tuple(parts), size)
-            for size in self.sizes
-            if len(parts := [n for n in self.backbones if Candidate((n,), size) in tried]) > 1
-        ]
-        return [one for one in (*single, *beside) if one not in tried]
+        names = list(self.backbones)
+        together = [parts for count in range(1, MOST_PARTS + 1) for parts in combinations(names, count)]
+        every = [Candidate(parts, size) for parts in together for size in self.sizes]
+        return [one for one in every if one not in tried]
 
     def _promise(self, candidate: Candidate, best: Found) -> float:
-        """How much accuracy a candidate may add to the best one, by what others of its network and size reached."""
+        """How much accuracy a candidate may add to the best one, by what others of its networks and size reached."""
         return (1 - best.accuracy) - self._expected_error(candidate)
 
     def _expected_error(self, candidate: Candidate) -> float:
-        size = candidate.image_size
-        if len(candidate.parts) > 1:
-            own = [self._expected_error(Candidate((part,), size)) for part in candidate.parts]
-            return PAIR_FACTOR * min(own)
-        (name,) = candidate.parts
-        known = [one for one in self.found if one.candidate.parts == (name,)]
-        if near := min(known, key=lambda one: abs(math.log(one.candidate.image_size / size)), default=None):
-            return (1 - near.accuracy) * (near.candidate.image_size / size) ** SIZE_EXPONENT
+        """Expect the error from the known candidate that has most of these networks, at the nearest size."""
+        size, parts = candidate.image_size, set(candidate.parts)
+        known = [one for one in self.found if set(one.candidate.parts) <= parts]
+        if not known:
+            return self._error_by_publication(candidate)
+        near = max(known, key=lambda one: (len(one.candidate.parts), -abs(math.log(one.candidate.image_size / size))))
+        error = (1 - near.accuracy) * (near.candidate.image_size / size) ** SIZE_EXPONENT
+        for count in range(len(near.candidate.parts), len(parts)):
+            error *= SECOND_FACTOR if count == 1 else LATER_FACTOR
+        return error
+
+    def _error_by_publication(self, candidate: Candidate) -> float:
+        """Expect the error of networks of which none has been tried, from published errors and the best single one."""
         best = min((one for one in self.found if len(one.candidate.parts) == 1), key=lambda one: one.loss)
-        ratio = self._published_error(candidate) / self._published_error(best.candidate)
-        alone = (1 - best.accuracy) * ratio
-        others = [one for one in self.found if one.candidate.image_size == size]
-        # a network of another kind is worth its features beside the ones at hand
-        return min([alone, *(PAIR_FACTOR * min(alone, 1 - one.accuracy) for one in others)])
+        errors = [self._published_error(Candidate((part,), candidate.image_size)) for part in candidate.parts]
+        error = (1 - best.accuracy) * min(errors) / self._published_error(best.candidate)
+        return error * (SECOND_FACTOR if len(errors) > 1 else 1.0)
 
     def _published_error(self, candidate: Candidate) -> float:
         """The published error at the published size, brought to this size; smaller is better."""
@@ -260,8 +263,9 @@ class ProbeSearch:
     def cost_s(self, candidate: Candidate) -> float:
         """Seconds for the features that are not known yet, and for the head."""
         images = len(self.dataset.train) + len(self.dataset.val)
-        tried = {one.candidate for one in self.found}
-        new = [p for p in candidate.parts if Candidate((p,), candidate.image_size) not in tried]
+        size = candidate.image_size
+        computed = {part for one in self.found if one.candidate.image_size == size for part in one.candidate.parts}
+        new = [part for part in candidate.parts if part not in computed]
         area = (candidate.image_size / TIMED_SIZE) ** 2
         features_s = sum(self.rates[part].features_s for part in new) * area * images
         solve_s = max((one.solve_s / len(one.candidate.parts) for one in self.found), default=SOLVE_S)

@@ -79,6 +79,7 @@ def run_trial(
     report: Report | None = None,
     beat: Callable[[], None] = lambda: None,
     stop: threading.Event | None = None,
+    val_examples: int = VAL_EXAMPLES,
 ) -> Outcome:
     """Train a run, or go on with it, and count what its model costs. One that was given up before stays so.
 
@@ -93,6 +94,7 @@ def run_trial(
         report: told after every epoch; may give the trial up.
         beat: called after every step.
         stop: set by Ctrl-C or SIGTERM, also when the run came to its end meanwhile.
+        val_examples: judge it by about so many validation images at most.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; the run can go on.
@@ -113,7 +115,7 @@ def run_trial(
             observer=watch,
             keeping=keeping,
             stop=stop,
-            val_examples=VAL_EXAMPLES,
+            val_examples=val_examples,
         )
         count_cost(run, dataset)
     except (GivenUp, Late) as error:

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 EVALUATE_SHARE = 0.2
 """How much of the budget may be kept for the test images: if that is not enough, the winner is tested on some."""
+LEAST_PASSES, LEAST_STEPS = 4, 60
+"""A trial of the lowest rung sees every image so often, and makes so many steps: after fewer nothing can be told."""
 LEAST_EPOCHS = 10
 """A budget of fewer leaves nothing to choose from."""
 
@@ -115,7 +117,8 @@ class Search:
         length = self.account.for_trials
         kept = [c for c in candidates if 2 * c.epoch_s <= length / FACTOR] or candidates[:1]
         epoch = kept[0].epoch_s if timed else 1.0
-        first = min(max(4 * epoch, length / 150), length / 24)
+        steps_s = LEAST_STEPS * epoch / max(1, self.account.steps(64))
+        first = min(max(LEAST_PASSES * epoch, steps_s, length / 150), length / FACTOR)
         first = float(f"{first if timed else max(1.0, first):.2g}")
         images = len(self.dataset.train)
         sizes = tuple(size for size in (32, 64, 128, 256) if size <= max(32, images // 8))

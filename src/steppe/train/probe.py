@@ -11,17 +11,20 @@ from __future__ import annotations
 import threading
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from steppe.config import RunConfig
 from steppe.data import Dataset, Keeping, Split, take_about
-from steppe.errors import ConfigError
+from steppe.errors import ConfigError, RunError
 from steppe.evaluate import measure_accuracy
 from steppe.models import place
+from steppe.plain_files import check_plain
 from steppe.runs import OUT_OF_FOLD, Observer, Run, write_atomically
 from steppe.train.checkpoint import save_weights
 from steppe.train.ends import interrupted
@@ -181,3 +184,21 @@ def _score(logits: Tensor, labels: Tensor) -> dict[str, Any]:
     loss = torch.nn.functional.cross_entropy(logits, labels).item()
     accuracy = (logits.argmax(1) == labels).float().mean().item()
     return {"loss": loss, "accuracy": accuracy, "examples": len(labels)}
+
+
+def read_out_of_fold(folder: Path) -> tuple[Tensor, Tensor]:
+    """Read logits and labels of all images a probe learned, each answered while it was left out.
+
+    Args:
+        folder: of the run; the validation images come last.
+
+    Raises:
+        RunError: they are not there, or damaged.
+    """
+    path = folder / OUT_OF_FOLD
+    try:
+        check_plain(path)
+        found = load_file(path)
+        return found["logits"], found["labels"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RunError(f"the answers cannot be read: {error}", where=str(path), mend="make the run again") from None
