@@ -63,10 +63,7 @@ def test_a_search_whose_folder_is_not_seen_ends_with_an_error(cluster, tmp_path,
     monkeypatch.setattr(module, "TrialWorker", Blind)
     folder = tmp_path / "f"
     with pytest.raises(SystemExit) as caught:
-        main(
-            ["fit", "digits", "--weights", "none", "--budget", "60s", "--on", "ray"]
-            + ["--device", "cpu", "--out", str(folder)]
-        )
+        main(["fit", "digits", "--weights", "none", "--on", "ray", "--device", "cpu", "--out", str(folder)])
     assert caught.value.code == 2
     said = capsys.readouterr().err
     assert "does not see the search's folder" in said
@@ -77,9 +74,9 @@ def test_a_search_whose_folder_is_not_seen_ends_with_an_error(cluster, tmp_path,
 def ray_trials(cluster, tmp_path):
     """A search's folder with a trial in its journal, and workers that are slow to start."""
     from steppe.config import DataConfig
+    from steppe.search import ray_trials as module
     from steppe.search.journal import begin_trial, choose, open_journal
     from steppe.search.space import Space
-    from steppe.search import ray_trials as module
 
     class Slow(module.TrialWorker):
         def get_ready(self):
