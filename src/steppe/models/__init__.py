@@ -3,7 +3,8 @@
 from steppe.models.architecture import match_architecture, settle
 from steppe.models.blocks import activations, blocks, count_depths, partitions
 from steppe.models.build import build, load_weights, model_names, place
-from steppe.models.fetch import fetch
+from steppe.models.fetch import fetch, fetch_original
+from steppe.models.folding import fold_batchnorm
 from steppe.models.freezing import freeze_all_but, head_parameters
 from steppe.models.names import SMALL_MODELS
 from steppe.models.normalisation import expected_statistics
@@ -17,6 +18,8 @@ __all__ = [
     "count_depths",
     "expected_statistics",
     "fetch",
+    "fetch_original",
+    "fold_batchnorm",
     "freeze_all_but",
     "head_parameters",
     "load_weights",
