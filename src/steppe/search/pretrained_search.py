@@ -84,7 +84,7 @@ class PretrainedSearch:
         if not rates:
             raise ConfigError("none of the pretrained weights at hand can be used", mend="--weights none")
         size = wanted.data.image_size
-        self.probes = ProbeSearch(backbones, rates, dataset, self.about, size)
+        self.probes = ProbeSearch(backbones, rates, dataset, self.about, size, timed=budget.timed)
 
     @property
     def over(self) -> bool:
