@@ -30,7 +30,7 @@ from steppe.search.fitting import Wanted
 from steppe.search.journal import begin_trial, choose, interrupted_trials, open_journal, to_promote
 from steppe.search.observer import SearchObserver
 from steppe.search.pareto import explain, tabulate, write_fronts
-from steppe.search.space import METHODS, Space, find_models, recommended, suggest, to_config
+from steppe.search.space import Space, find_models, recommended, suggest, to_config
 from steppe.search.starts import STARTS
 from steppe.search.trial import VAL_EXAMPLES, Outcome, run_trial
 from steppe.search.trial_search import Search
@@ -54,31 +54,17 @@ def test_what_is_no_time_is_refused(text):
 
 
 def test_every_point_of_the_space_is_a_run():
-    space = Space(("resnet_tiny", "vit_tiny_p2"), ("scratch", "frozen", "finetune"), "w.safetensors", (32, 64), crop=1)
+    space = Space(("resnet_tiny", "vit_tiny_p2"), (32, 64), crop=1)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     seen = set()
     for _ in range(60):
         config = to_config(suggest(study.ask(), space), space, data=DIGITS, seed=3, budget={"seconds": 1.23456})
         seen.add((config.minimizer.name, config.minimizer.sharp_last, config.minimizer.ascent_fraction))
-        assert (config.model.weights is None) == (config.model.mode is None)
+        assert config.model.mode is None
         assert config.budget.seconds == 1.23
         assert config.seed == 3
     assert seen == {("base", None, None), ("sam", 0.25, None), ("sam", None, None), ("asam", None, None)}
     assert Space.from_json(json.loads(json.dumps(space.to_json()))) == space
-
-
-def test_a_search_from_before_methods_were_kept_goes_on_with_those_it_had(tmp_path):
-    kept = Space(("resnet_tiny", "vit_tiny_p2")).to_json()
-    del kept["methods"]
-    space = Space.from_json(json.loads(json.dumps(kept)))
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    former = {"base", "sam_quarter", "sam", "asam_quarter"}
-    assert {suggest(study.ask(), space)["method"] for _ in range(40)} == former <= set(METHODS)
-    assert {point["method"] for point in recommended(space)} == {"base"}
-    config = to_config(
-        {**recommended(space)[0], "method": "asam_quarter", "rho_asam": 0.5}, space, data=DIGITS, seed=0, budget={}
-    )
-    assert (config.minimizer.name, config.minimizer.ascent_fraction, config.minimizer.rho) == ("asam", 0.25, 0.5)
 
 
 def test_recommended_points_are_in_the_space_and_each_family_has_one():
@@ -100,12 +86,10 @@ def test_every_start_has_a_source_that_is_there_and_can_be_tried():
         assert re.search("results/|studies/|docs/|README|arXiv", start.source)
         numbers = f"| {start.lr:g} | {start.weight_decay:g} | {start.warmup:g} |"
         assert any(start.kind in line and numbers in line for line in text.splitlines()), f"docs/search.md: {numbers}"
-    space = Space(
-        ("wrn_10_2", "resnet18", "mlp_8_8", "vit_ti_p4"), modes=("scratch", "frozen", "finetune"), weights="timm"
-    )
+    space = Space(("wrn_10_2", "resnet18", "mlp_8_8", "vit_ti_p4"))
     points = recommended(space)
     assert len({json.dumps(point) for point in points}) == len(points)
-    assert [point["mode"] for point in points] == ["finetune"] * 3 + ["frozen"] * 3 + ["scratch"] * 7
+    assert len(points) == 7
     study = optuna.create_study()
     for point in points:
         study.enqueue_trial(point)
