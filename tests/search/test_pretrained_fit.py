@@ -160,6 +160,33 @@ def test_weights_named_for_grey_images_are_refused(tiny_weights, tmp_path):
     assert not (tmp_path / "f").exists()
 
 
+def test_a_candidate_that_cannot_be_made_costs_itself_alone(colour_images, tmp_path, monkeypatch):
+    from steppe.train import probe
+
+    make, made = probe.Probe.complete, []
+
+    def complete(own):
+        made.append(own.config.model.name)
+        if len(made) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        make(own)
+
+    monkeypatch.setattr(probe.Probe, "complete", complete)
+    heard = Heard()
+    found = search(colour_images, tmp_path / "f", 3, heard)
+    assert any("is left out: the memory ran out" in line for line in heard.lines)
+    assert len(made) == len(set(made)) == 1 + len(found.runs) > 2
+    again = search(colour_images, tmp_path / "f", 4)
+    assert made.count(made[1]) == 1, "it is not tried again"
+    assert again.best.finished
+
+
+def test_networks_of_files_are_named_without_their_folders(made):
+    rows = (made / "beside" / "pareto.csv").read_text()
+    assert "test_efficientnet + test_resnet" in rows
+    assert ".safetensors" not in rows
+
+
 # -- what is chosen ------------------------------------------------------------------------------------------------
 
 

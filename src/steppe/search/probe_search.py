@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from steppe import models
-from steppe.config import ModelConfig, Pretrained, RunConfig, parse
+from steppe.config import PRETRAINED, ModelConfig, Pretrained, RunConfig, parse
 from steppe.cost import wait_for
 from steppe.data import Dataset
 from steppe.errors import ConfigError
@@ -191,6 +192,11 @@ class ProbeSearch:
         return [Found.from_json(values) for values in self.about.get("probes", [])]
 
     @property
+    def failed(self) -> list[Candidate]:
+        """Candidates that cannot be made, here: they are not tried again."""
+        return [Candidate(tuple(one["parts"]), one["image_size"]) for one in self.about.get("failed", [])]
+
+    @property
     def best(self) -> Found | None:
         """The candidate with the best accuracy on images left out; among equals, with the smaller loss."""
         return max(self.found, key=lambda one: (one.accuracy, -one.loss), default=None)
@@ -230,7 +236,7 @@ class ProbeSearch:
 
     def _neighbours(self) -> list[Candidate]:
         """Candidates that have not been tried: every network, and several side by side, at every size."""
-        tried = {one.candidate for one in self.found}
+        tried = {one.candidate for one in self.found} | set(self.failed)
         names = list(self.backbones)
         together = [parts for count in range(1, MOST_PARTS + 1) for parts in combinations(names, count)]
         every = [Candidate(parts, size) for parts in together for size in self.sizes]
@@ -300,5 +306,15 @@ class ProbeSearch:
 
 
 def describe_model(config: ModelConfig) -> str:
-    """Return the name of a run's pretrained networks, or of its model."""
-    return " + ".join((config.weights or config.name).split(SEPARATOR)) if config.mode == "probe" else config.name
+    """Return the names of a run's pretrained networks, or of its model."""
+    if config.mode != "probe":
+        return config.name
+    return " + ".join(map(_short_source, (config.weights or config.name).split(SEPARATOR)))
+
+
+def _short_source(source: str) -> str:
+    """A name as it is; of a file what tells it from others."""
+    path = Path(source)
+    if source in PRETRAINED or path.suffix not in (".safetensors", ".pth", ".pt", ".bin"):
+        return source
+    return path.parent.name if path.stem in ("model", "weights") else path.stem
