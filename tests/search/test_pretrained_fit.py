@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 import torch
 from commands import launch, read_until, steppe
+from PIL import Image
 from safetensors.torch import load_file
 
 from steppe.config import DataConfig
@@ -109,7 +110,7 @@ def test_nothing_is_begun_that_does_not_fit_into_the_time_with_its_test(colour_i
 def test_a_candidate_is_not_tried_twice(colour_images, tmp_path):
     found = search(colour_images, tmp_path / "f", 50)
     tried = [(tuple(one["parts"]), one["image_size"]) for one in read_json(tmp_path / "f" / "fit.json")["probes"]]
-    assert len(set(tried)) == len(tried) == len(found.runs) > 2
+    assert len(set(tried)) == len(tried) == len(found.runs) >= 2
     assert len({run.id for run in found.runs}) == len(tried)
 
 
@@ -157,6 +158,33 @@ def test_weights_named_for_grey_images_are_refused(tiny_weights, tmp_path):
         fit(digits, Budget(12, "epochs"), tmp_path / "f", device="cpu")
     assert "--weights none" in caught.value.mend
     assert not (tmp_path / "f").exists()
+
+
+def test_a_candidate_that_cannot_be_made_costs_itself_alone(colour_images, tmp_path, monkeypatch):
+    from steppe.train import probe
+
+    make, made = probe.Probe.complete, []
+
+    def complete(own):
+        made.append(own.config.model.name)
+        if len(made) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        make(own)
+
+    monkeypatch.setattr(probe.Probe, "complete", complete)
+    heard = Heard()
+    found = search(colour_images, tmp_path / "f", 3, heard)
+    assert any("is left out: the memory ran out" in line for line in heard.lines)
+    assert len(made) == len(set(made)) == 1 + len(found.runs) > 2
+    again = search(colour_images, tmp_path / "f", 4)
+    assert made.count(made[1]) == 1, "it is not tried again"
+    assert again.best.finished
+
+
+def test_networks_of_files_are_named_without_their_folders(made):
+    rows = (made / "beside" / "pareto.csv").read_text()
+    assert "test_efficientnet + test_resnet" in rows
+    assert ".safetensors" not in rows
 
 
 # -- what is chosen ------------------------------------------------------------------------------------------------
@@ -211,7 +239,7 @@ def test_a_search_within_epochs_ends_alike_however_often_it_is_killed(colour_ima
 
     for owner, name in ((os, "replace"), (Run, "append_metrics")):
         monkeypatch.setattr(owner, name, deadly(getattr(owner, name)))
-    kills, allowed = 0, 9
+    kills, allowed = 0, 5
     while True:
         left[0] = allowed = allowed + 1
         try:
@@ -220,7 +248,7 @@ def test_a_search_within_epochs_ends_alike_however_often_it_is_killed(colour_ima
         except Killed:
             kills += 1
     left[0] = 0
-    assert kills >= 4
+    assert kills >= 3
     assert what_is_left(tmp_path / "whole") == what_is_left(tmp_path / "killed")
     assert (killed.best.id, killed.answer) == (whole.best.id, whole.answer)
 
@@ -312,29 +340,30 @@ def test_ctrl_c_amid_a_run_keeps_what_was_found(colour_images, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("weights", ["auto", "none"])
-def test_an_image_deleted_between_kill_and_resumption_is_refused_and_named(
-    colour_images, tmp_path, weights, capsys, monkeypatch
-):
+def test_an_image_deleted_between_kill_and_resumption_is_refused_and_named(colour_images, tmp_path, weights, capsys):
     images = shutil.copytree(colour_images, tmp_path / "images")
-    values = {"weights": weights} if weights == "auto" else {"weights": weights, "models": ("mlp_8",)}
+    models = ("mlp_8",) if weights == "none" else ()
+    asked = Wanted(DataConfig(name=str(images), image_size=32), models, weights)
 
     def kill() -> None:
         raise Killed
 
     with pytest.raises(Killed):
-        search(images, tmp_path / "f", 12, Heard("%", kill), **values)
-    next((images / "rows").glob("*.png")).unlink()
-    with pytest.raises(DataError, match="the images have changed since the search began"):
-        search(images, tmp_path / "f", 12, **values)
-    words = ["fit", images, "--budget", "12epochs", "--image-size", 32, "--device", "cpu", "-o", tmp_path / "f"]
-    words += ["--weights", weights, *(["--model", "mlp_8"] if weights == "none" else [])]
-    about = read_json(tmp_path / "f" / "fit.json")  # the command cannot set the share of validation images
-    (tmp_path / "f" / "fit.json").write_text(json.dumps({**about, "data": {"name": str(images), "image_size": 32}}))
-    capsys.readouterr()
-    assert steppe(*words) == 2
-    said = capsys.readouterr().err
-    assert "images have changed since the search began" in said
-    assert "images then" in said
+        fit(asked, Budget(12, "epochs"), tmp_path / "f", device="cpu", observer=Heard("%", kill))
+    count = read_json(tmp_path / "f" / "fit.json")["recorded"]["examples"]["train"]
+    kept = {path: path.read_bytes() for path in (images / "rows").glob("*.png")}
+    for path in kept:  # take one that was a training image
+        path.unlink()
+        with pytest.raises(DataError, match="the images have changed since the search began") as caught:
+            fit(asked, Budget(12, "epochs"), tmp_path / "f", device="cpu")
+        if f"{count} training images then, {count - 1} now" in str(caught.value):
+            break
+        path.write_bytes(kept[path])
+    words = ["--image-size", 32, "--weights", weights, *(["--model", "mlp_8"] if models else [])]
+    assert steppe("fit", images, "--budget", "12epochs", *words, "--device", "cpu", "-o", tmp_path / "f") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the images have changed since the search began" in said
+    assert f"{count} training images then, {count - 1} now" in said
     assert "Traceback" not in said
 
 
@@ -366,23 +395,20 @@ def test_a_search_within_seconds_keeps_its_budget(colour_images, tmp_path):
 WINNERS = pytest.mark.parametrize("won", ["single", "beside"], indirect=True)
 
 
-def logits_on_test(run: Run) -> np.ndarray:
-    return load_file(run.path / "answers.safetensors")["logits"].float().numpy()
-
-
 @WINNERS
-def test_winner_predicts_what_it_answered(won, colour_images, capsys):
-    trained = open_trained(won.path, device="cpu")
-    assert steppe("predict", won.path, colour_images, "--json", "--device", "cpu") == 0
+def test_winner_predicts_the_probabilities_of_its_network(won, colour_images, capsys):
+    assert steppe("predict", won.path, colour_images, "--json", "--top", 3, "--device", "cpu") == 0
     said = json.loads(capsys.readouterr().out)
-    from steppe.deploy import get_calibration
-
-    temperature = get_calibration(trained).temperature
-    assert temperature > 0
-    rows = said["predictions"] if isinstance(said, dict) else said
-    assert len(rows) == 45
-    right = [Path(row["image"]).parent.name == row["top"][0]["class"] for row in rows]
-    assert np.mean(right) > 0.8
+    assert len(said["images"]) == 45
+    assert said["temperature"] == won.read("calibration.json")["temperature"] > 0
+    trained, about = open_trained(won.path, device="cpu"), won.read("data.json")
+    pixels = np.stack([np.asarray(Image.open(one["image"])) for one in said["images"]]) / 255
+    normalised = torch.tensor((pixels - about["mean"]) / about["std"], dtype=torch.float32).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        expected = (trained.model(normalised) / said["temperature"]).softmax(1).numpy()
+    found = [{it["class"]: it["probability"] for it in one["predictions"]} for one in said["images"]]
+    found = np.array([[row[name] for name in about["classes"]] for row in found])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 @WINNERS
@@ -435,21 +461,21 @@ def test_winner_is_evaluated(won, capsys):
     before = won.summary["test"]
     assert steppe("evaluate", won.path, "--quick", "--only", "scores", "--device", "cpu") == 0
     found = json.loads((won.path / "robustness.json").read_text())["scores"]
-    assert found["accuracy"] == pytest.approx(before["accuracy"], abs=1e-4)
+    assert found["top1"] == pytest.approx(before["accuracy"], abs=1e-4)
     assert found["nll"] == pytest.approx(before["loss"], abs=1e-4)
 
 
 @WINNERS
 def test_flatness_of_the_winner_is_measured(won, capsys):
-    assert steppe("geometry", won.path, "--quick", "--device", "cpu") == 0
-    found = won.read("geometry.json")
-    assert "Traceback" not in capsys.readouterr().err
-    assert {"lambda_max", "trace", "norms"} <= set(found)
+    names = ["lambda_max", "sharpness", "norms", "noise"]
+    assert steppe("geometry", won.path, "--quick", "--only", ",".join(names), "--device", "cpu") == 0
+    assert set(names[:3]) <= set(won.read("geometry.json"))
+    assert "could not be measured" not in capsys.readouterr().err
 
 
 @WINNERS
 def test_cost_of_the_winner_is_counted(won, capsys):
-    assert steppe("cost", won.path, "--device", "cpu", "--json") == 0
+    assert steppe("cost", won.path, "--device", "cpu", "--seconds", 0.1, "--json") == 0
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     sizes = sum(v.numel() for k, v in load_file(won.weights).items() if "running" not in k and "num_batches" not in k)

@@ -14,7 +14,7 @@ import torch
 from steppe import models
 from steppe.config import MeasureConfig, Pretrained, RunConfig, use_data_root
 from steppe.data import Dataset, Keeping, check_unchanged
-from steppe.errors import ConfigError, Interrupted, RunError
+from steppe.errors import ConfigError, DataError, Interrupted, RunError, SteppeError
 from steppe.runs import Observer, Run
 from steppe.search.budget import Budget, Clock, is_over, open_clock
 from steppe.search.chosen import evaluate_chosen, time_forward
@@ -84,7 +84,7 @@ class PretrainedSearch:
         if not rates:
             raise ConfigError("none of the pretrained weights at hand can be used", mend="--weights none")
         size = wanted.data.image_size
-        self.probes = ProbeSearch(backbones, rates, dataset, self.about, size)
+        self.probes = ProbeSearch(backbones, rates, dataset, self.about, size, timed=budget.timed)
 
     @property
     def over(self) -> bool:
@@ -112,17 +112,25 @@ class PretrainedSearch:
         """Make a candidate's run, or go on with it."""
         config = self._config(candidate)
         watch = _Watch(self, f"features of {candidate.words}")
-        with use_data_root(self.data_root):
-            run = train(
-                config,
-                self._sized(candidate.image_size),
-                self.folder / config.run_id,
-                device=str(self.device),
-                observer=watch,
-                keeping=self.keeping,
-                stop=self.stop,
-                val_examples=max(1, len(self.dataset.val)),
-            )
+        try:
+            with use_data_root(self.data_root):
+                run = train(
+                    config,
+                    self._sized(candidate.image_size),
+                    self.folder / config.run_id,
+                    device=str(self.device),
+                    observer=watch,
+                    keeping=self.keeping,
+                    stop=self.stop,
+                    val_examples=max(1, len(self.dataset.val)),
+                )
+        except SteppeError as error:
+            if not self.probes.found or isinstance(error, (Interrupted, DataError, RunError)):
+                raise
+            self.about.setdefault("failed", []).append(candidate.to_json())
+            self.clock.beat(now=True)
+            self.observer.say(f"{candidate.words} is left out: {error.what}")
+            return
         probe = run.summary["probe"]
         judged = probe["cross_validation"]
         found = Found(candidate, run.id, judged["accuracy"], judged["loss"], judged["standard_error"], probe["solve_s"])

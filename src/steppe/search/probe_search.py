@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from steppe import models
-from steppe.config import ModelConfig, Pretrained, RunConfig, parse
+from steppe.config import PRETRAINED, ModelConfig, Pretrained, RunConfig, parse
 from steppe.cost import wait_for
 from steppe.data import Dataset
 from steppe.errors import ConfigError
@@ -167,6 +168,8 @@ class ProbeSearch:
         dataset: Dataset,
         about: dict[str, Any],
         image_size: int | None = None,
+        *,
+        timed: bool = True,
     ) -> None:
         """Go on from what was found before.
 
@@ -176,7 +179,9 @@ class ProbeSearch:
             dataset: the images.
             about: of the search's folder; `probes` in it holds what was found.
             image_size: the only one to try, where the user gave one.
+            timed: if not, every candidate costs the same: what was measured by a clock decides nothing.
         """
+        self.timed = timed
         self.backbones = {one.name: one for one in backbones if one.name in rates}
         self.rates, self.dataset, self.about = rates, dataset, about
         self.sizes = (image_size,) if image_size else IMAGE_SIZES
@@ -185,6 +190,11 @@ class ProbeSearch:
     def found(self) -> list[Found]:
         """Candidates with a head, in the order in which they were made."""
         return [Found.from_json(values) for values in self.about.get("probes", [])]
+
+    @property
+    def failed(self) -> list[Candidate]:
+        """Candidates that cannot be made, here: they are not tried again."""
+        return [Candidate(tuple(one["parts"]), one["image_size"]) for one in self.about.get("failed", [])]
 
     @property
     def best(self) -> Found | None:
@@ -226,7 +236,7 @@ class ProbeSearch:
 
     def _neighbours(self) -> list[Candidate]:
         """Candidates that have not been tried: every network, and several side by side, at every size."""
-        tried = {one.candidate for one in self.found}
+        tried = {one.candidate for one in self.found} | set(self.failed)
         names = list(self.backbones)
         together = [parts for count in range(1, MOST_PARTS + 1) for parts in combinations(names, count)]
         every = [Candidate(parts, size) for parts in together for size in self.sizes]
@@ -263,7 +273,9 @@ class ProbeSearch:
         return error * (known.image_size / size) ** SIZE_EXPONENT * (1.0 if known.good_features else 3.0)
 
     def cost_s(self, candidate: Candidate) -> float:
-        """Seconds for the features that are not known yet, and for the head."""
+        """Seconds for the features that are not known yet, and for the head; 1 where no clock decides."""
+        if not self.timed:
+            return 1.0
         images = len(self.dataset.train) + len(self.dataset.val)
         size = candidate.image_size
         computed = {part for one in self.found if one.candidate.image_size == size for part in one.candidate.parts}
@@ -294,5 +306,15 @@ class ProbeSearch:
 
 
 def describe_model(config: ModelConfig) -> str:
-    """Return the name of a run's pretrained networks, or of its model."""
-    return " + ".join((config.weights or config.name).split(SEPARATOR)) if config.mode == "probe" else config.name
+    """Return the names of a run's pretrained networks, or of its model."""
+    if config.mode != "probe":
+        return config.name
+    return " + ".join(map(_short_source, (config.weights or config.name).split(SEPARATOR)))
+
+
+def _short_source(source: str) -> str:
+    """A name as it is; of a file what tells it from others."""
+    path = Path(source)
+    if source in PRETRAINED or path.suffix not in (".safetensors", ".pth", ".pt", ".bin"):
+        return source
+    return path.parent.name if path.stem in ("model", "weights") else path.stem
