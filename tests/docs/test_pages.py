@@ -17,9 +17,9 @@ import pytest
 import typer
 from doc_pages import PAGES, ROOT, anchors, code_spans, name_of, python_steps, shell_lines, without_code
 
-from steppe.cli.flags import KEYS
 from steppe.cli.main import app
 from steppe.config import RunConfig, parse
+from steppe.config.keys import KEYS
 
 LONG = {"docs/search.md"}
 """Pages whose code takes a minute."""

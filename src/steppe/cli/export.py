@@ -11,6 +11,7 @@ import typer
 from steppe.cli.place import DataRootOption, DeviceOption
 from steppe.cli.predict import calibrate
 from steppe.cli.show import console, errors, progress_bar
+from steppe.runs import find_trained
 
 
 class Format(StrEnum):
@@ -35,6 +36,7 @@ def export(
     device: DeviceOption = None,
 ) -> None:
     """Export a run's network with its pre-processing, classes and calibration, and check that it answers the same."""
+    find_trained(run)
     from steppe.deploy import export as write
     from steppe.deploy import open_trained
     from steppe.deploy.export import check_free
