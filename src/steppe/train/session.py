@@ -246,7 +246,8 @@ def _normalised(config: RunConfig, dataset: Dataset) -> tuple[Dataset, str]:
     expected = models.expected_statistics(config.model, dataset.channels)
     if expected is None:
         return dataset, "own"
-    say_once(f"images are normalised as {source} expects them; data.statistics = own takes their own statistics")
+    if config.model.mode != "probe":
+        say_once(f"images are normalised as {source} expects them; data.statistics = own takes their own statistics")
     return replace(dataset, mean=expected[0], std=expected[1]), source
 
 
