@@ -13,6 +13,9 @@ from typing import Any, Literal
 from steppe.errors import ConfigError
 from steppe.runs import read_json, write_json
 
+DEFAULT = "10m"
+"""The budget of a search whose caller names none."""
+
 
 @dataclass(frozen=True)
 class Budget:
