@@ -23,7 +23,7 @@ class Format(StrEnum):
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, or one that `steppe fit` made")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="a folder to make")],
     format_: Annotated[
         Format, typer.Option("--format", help="onnx (extra), timm, or safetensors that `steppe predict` reads")
