@@ -56,7 +56,9 @@ class Odd(StrEnum):
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, or one that `steppe fit` or `steppe export` made")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="a run folder, or one that `steppe fit` or `steppe export` made")
+    ],
     images: Annotated[
         list[str], typer.Argument(metavar="IMAGES", help="files, folders, 'glob/**/*.png', .npy or .npz arrays")
     ],
