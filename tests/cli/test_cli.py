@@ -397,7 +397,8 @@ def test_a_rate_that_a_model_lacks_is_not_blamed_on_the_image_size(capsys):
 
 
 def test_a_measure_that_is_unknown_is_answered_with_those_there_are(capsys):
-    assert steppe("geometry", "--only", "zzz") == 2
+    subject = ("--model", "resnet18", "--weights", "timm", "--data", "digits")
+    assert steppe("geometry", *subject, "--only", "zzz") == 2
     assert "lambda_max" in capsys.readouterr().err
 
 
