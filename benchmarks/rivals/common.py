@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torchvision.transforms import v2
 
-TIMED_AT = 128
+TIMED_AT = 160
 """Networks are timed at this side; the time at another goes with the area."""
 MOST_EPOCHS = 50
 """Of fine-tuning; more of them change little."""

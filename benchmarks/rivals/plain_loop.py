@@ -19,8 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-LEAST_EPOCHS = 4
-"""With fewer a smaller size is better."""
+LEAST_EPOCHS = 2
+"""With fewer a smaller size is chosen. In equal time, on 20 photographs a class of Pets (tested on 8): 49 % after 1.8
+epochs at 160 pixels, 47 after 2.8 at 128, 38 after 4.9 at 96."""
+RATES = 1e-3, 3e-3
+"""Of the body and of the fresh head. They reached 53 % in 64 steps at 128 pixels; 3e-4 and 3e-3 reached 47, 1e-3 and
+1e-2 reached 46."""
 MOST_EPOCHS_FROM_SCRATCH = 200
 
 Groups = list[dict[str, Any]]
@@ -77,7 +81,8 @@ def fine_tune(task: Task) -> None:
     head = network.get_classifier()  # type: ignore[operator]
     own = {id(parameter) for parameter in head.parameters()}
     body = [parameter for parameter in network.parameters() if id(parameter) not in own]
-    groups = [{"params": body, "lr": 3e-4}, {"params": list(head.parameters()), "lr": 3e-3}]
+    parts = body, list(head.parameters())
+    groups = [{"params": part, "lr": rate} for part, rate in zip(parts, RATES, strict=True)]
     epochs, first_s = learn(task, network, images, groups, 32, MOST_EPOCHS)
     seconds = task.spent_s
     test = ImageFolder(task.data / "test", task.transform(name, size))
