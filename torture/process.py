@@ -90,7 +90,6 @@ def preload() -> None:
     """Import what a command needs, so that a fork has it."""
     import sklearn.datasets  # noqa: F401
 
-
     with contextlib.suppress(ImportError):
         import optuna  # noqa: F401
 

@@ -162,8 +162,14 @@ def test_the_package_knows_its_version():
     assert package.__version__ == importlib.metadata.version("steppe")
 
 
-FINE = ["--version", "--help", "train --help", "geometry --help", "study --help", "study list"]
-MISTAKES = ["train --lr -1", "study run nosuch", "study show quickstart --scale nosuch", "geometry nosuch"]
+FINE = ["--version", "--help", "train --help", "geometry --help", "study --help", "study list", "weights list"]
+MISTAKES = [
+    "train --lr -1",
+    "study run nosuch",
+    "study show quickstart --scale nosuch",
+    "geometry nosuch",
+    "weights get nosuch",
+]
 
 
 @pytest.mark.parametrize("words", FINE + MISTAKES)

@@ -165,6 +165,7 @@ def test_networks_that_timm_builds(name, size, channels, tmp_path):
     ("name", "size", "said"),
     [
         ("resnet_tiny", 8, "a network of steppe's own"),
+        ("resnet50_v1", 96, "stride in its second convolution"),
         ("resnet18", 32, "its stem is one 3×3 convolution"),
         ("r50_vit_s_p16", 32, "its stem is one 3×3 convolution"),
         ("wrn_10_1", 8, "a network of steppe's own"),

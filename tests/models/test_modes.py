@@ -122,7 +122,6 @@ def test_frozen_needs_no_names_of_blocks(make):
     ("values", "expected"),
     [
         ({"mode": "frozen"}, "begins from trained weights"),
-        ({"weights": "w.pth"}, "mode is scratch"),
         ({"mode": "scratch", "weights": "w.pth"}, "mode is scratch"),
         ({"mode": "last_n_blocks", "weights": "w.pth"}, "go together"),
         ({"mode": "finetune", "weights": "w.pth", "last_blocks": 2}, "go together"),
@@ -132,6 +131,14 @@ def test_frozen_needs_no_names_of_blocks(make):
 def test_modes_and_weights_must_agree(values, expected):
     with pytest.raises(ValidationError, match=expected):
         ModelConfig(**values)
+
+
+def test_weights_without_a_mode_are_finetuned():
+    assert ModelConfig(name="resnet18", weights="w.pth").mode == "finetune"
+
+
+def test_weights_none_means_from_scratch():
+    assert ModelConfig(weights="none") == ModelConfig()
 
 
 def test_saying_scratch_does_not_rename_a_run():

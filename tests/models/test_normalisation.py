@@ -67,6 +67,7 @@ def test_a_run_tells_what_its_images_were(tmp_path):
     run = tmp_path / "begin"
     run.mkdir()
     (run / "weights.safetensors").touch()
+    (run / "config.toml").write_text('[model]\nname = "resnet18"\n')
     assert expected("resnet18", run) is None
     (run / "data.json").write_text(json.dumps({"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}))
     assert expected("resnet18", run) == expected("resnet18", run / "weights.safetensors")
@@ -88,6 +89,7 @@ def test_a_run_tells_what_its_images_were(tmp_path):
 )
 def test_a_damaged_account_tells_nothing(about, tmp_path):
     (tmp_path / "weights.safetensors").touch()
+    (tmp_path / "config.toml").write_text('[model]\nname = "resnet18"\n')
     (tmp_path / "data.json").write_text(about)
     assert expected("resnet18", tmp_path) is None
 

@@ -7,10 +7,11 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Self
 
 import typer
-from rich.progress import Progress
+from rich.status import Status
+from rich.text import Text
 
 from steppe.cli.place import (
     AddressOption,
@@ -27,18 +28,17 @@ from steppe.cli.place import (
     check_place,
     gibibytes,
 )
-from steppe.cli.show import JsonOption, ReadingProgress, console, print_json, progress_bar
-from steppe.config import DataConfig, RunConfig, parse
-
-if TYPE_CHECKING:
-    from steppe.search.trial import Outcome
+from steppe.cli.show import JsonOption, console, print_json
+from steppe.config import DataConfig, parse
+from steppe.search.budget import Budget, parse_budget
+from steppe.search.observer import SearchObserver
 
 
 def fit(
     data: Annotated[str, typer.Argument(help="a name from `steppe data`, a folder of class folders, or a .npz")],
     budget: Annotated[
         str, typer.Option(help="time for everything, such as 90s, 20m or 1h30m; or, without a clock, 200epochs")
-    ] = "20m",
+    ] = "10m",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="the search's folder  \\[default: runs/fit-<data>]")
     ] = None,
@@ -47,10 +47,12 @@ def fit(
         typer.Option(help="try only this model; may be given several times  \\[default: those that suit the images]"),
     ] = None,
     weights: Annotated[
-        str | None,
-        typer.Option(help="also try fine-tuning and a frozen body from these; as `weights` of `steppe train`"),
-    ] = None,
-    image_size: Annotated[int | None, typer.Option(help="side in pixels  \\[default: the data's own]")] = None,
+        str,
+        typer.Option(
+            help="pretrained weights: auto, none (train from scratch), a name of `steppe weights list`, a file"
+        ),
+    ] = "auto",
+    image_size: Annotated[int | None, typer.Option(help="side in pixels  \\[default: chosen by the search]")] = None,
     seed: Annotated[int, typer.Option(min=0, help="seed of the search and of every run")] = 0,
     data_root: DataRootOption = None,
     device: DeviceOption = None,
@@ -65,8 +67,6 @@ def fit(
 ) -> None:
     """Find the best model for some images within a budget, and train it. The same command again goes on."""
     began = _start_of_this_command()
-    from steppe.search.budget import parse_budget
-
     check_place(on, address)
     given = parse_budget(budget)
     values = {"name": data} | ({} if image_size is None else {"image_size": image_size})
@@ -78,7 +78,7 @@ def fit(
     from steppe.runs import read_json
     from steppe.search.fitting import Wanted, fit
 
-    with progress_bar() as bar:
+    with _Shown(folder, given, began) as shown:
         found = fit(
             Wanted(about_data, tuple(model or ()), weights, seed),
             given,
@@ -86,8 +86,8 @@ def fit(
             data_root=str(data_root) if data_root else None,
             device=device,
             keeping=Keeping(keep.value, gibibytes(memory_limit), cache, readers, resident),
-            progress=ReadingProgress(bar),
-            notify=_Shown(bar, folder),
+            progress=shown.read,
+            observer=shown,
             began=began,
             on_ray=on is Place.ray,
             address=address,
@@ -116,33 +116,48 @@ def fit(
     console.print(told, markup=False)
 
 
-class _Shown:
-    """Prints a line for every trial, or moves a bar."""
+class _Shown(SearchObserver):
+    """Shows how a search goes: one live line on a terminal, elsewhere one plain line a minute."""
 
-    def __init__(self, bar: Progress | None, folder: Path) -> None:
-        self.bar, self.folder, self.count = bar, folder, 0
-        console.print(f"search in {folder}", markup=False, soft_wrap=True)
-        self.task = bar.add_task("searching", total=None) if bar else None
+    EVERY_S = 60.0
 
-    def __call__(self, event: str, config: RunConfig, outcome: Outcome | None) -> None:
-        from steppe.search.space import describe
+    def __init__(self, folder: Path, budget: Budget, began: float) -> None:
+        self.budget, self.began, self.said = budget, began, time.monotonic()
+        console.print(f"search in {folder}, budget {budget}", markup=False, soft_wrap=True)
+        self.line = Status("", console=console, spinner="dots") if console.is_terminal else None
 
-        words = describe(config)
-        length = f"{words['seconds']} s" if "seconds" in words else f"{words['gradients']} gradients"
-        name = f"{words['model']} · {words['training']} · {length}"
-        if event == "final":
-            self._say(f"training the winner for {length}: {name} ({words['settings']})")
-        if outcome is None:
-            if self.bar and self.task is not None:
-                self.bar.update(self.task, description=name)
-            return
-        self.count += 1
-        score = "" if outcome.val_accuracy is None else f", {outcome.val_accuracy:.1%} validation"
-        how = {"complete": "", "pruned": ": given up", "late": ": out of time", "failed": f": {outcome.reason}"}
-        self._say(f"[{self.count}] {name}{how[outcome.state]}{score}")
+    def __enter__(self) -> Self:
+        return self
 
-    def _say(self, text: str) -> None:
+    def __exit__(self, *exception: object) -> None:
+        if self.line:
+            self.line.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
         console.print(text, markup=False, soft_wrap=True)
+
+    def read(self, what: str, done: int, total: int) -> None:
+        """Show how far a slow reading is."""
+        self.status(time.monotonic() - self.began, "", f"{what}, {done:,} of {total:,}")
+
+    def status(self, elapsed_s: float, best: str, now: str) -> None:
+        """Renew the live line, or print one when a minute has passed."""
+        spent = show_elapsed(elapsed_s, self.budget)
+        text = f"[{spent}] {f'best {best} · ' if best else ''}now: {now}"
+        if self.line:
+            self.line.start()
+            self.line.update(Text(text, no_wrap=True, overflow="ellipsis"))
+        elif time.monotonic() - self.said >= self.EVERY_S:
+            self.said = time.monotonic()
+            self.say(text)
+
+
+def show_elapsed(elapsed_s: float, budget: Budget) -> str:
+    """Return the time so far beside the budget, such as "3 min 10 s of 10 min"."""
+    minutes, seconds = divmod(round(elapsed_s), 60)
+    spent = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    return f"{spent} of {budget}" if budget.timed else spent
 
 
 def _slug(data: str) -> str:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
-from steppe.config import RunConfig, leaves
+from steppe.config import PRETRAINED, RunConfig, leaves
 from steppe.config.names import DATASETS, MODELS
 from steppe.errors import ConfigError
 
 KEYS = dict(leaves(RunConfig))
+WEIGHTS = ("auto", "none", *PRETRAINED)
 _LAST = Counter(key.rpartition(".")[2] for key in KEYS)
 
 
@@ -103,7 +104,7 @@ def _completer(key: str, choices: list[str]) -> Callable[[str], list[str]]:
     """What a shell offers for a key's value when Tab is pressed."""
 
     def complete(incomplete: str) -> list[str]:
-        words = {"model.name": MODELS, "data.name": DATASETS}.get(key, choices)
+        words: Sequence[str] = {"model.name": MODELS, "data.name": DATASETS, "model.weights": WEIGHTS}.get(key, choices)
         return [word for word in words if word.startswith(incomplete)]
 
     return complete

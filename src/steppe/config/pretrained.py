@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from steppe.config.folders import cache_folder, data_root
 from steppe.config.names import MODELS
+from steppe.plain_files import open_plain, read_plain_text
 
 SUFFIX = ".safetensors"
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -314,7 +315,7 @@ def checked_statistics(mean: Any, std: Any) -> Statistics | None:
 
 def _read_sidecar(path: Path) -> dict[str, Any] | None:
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = json.loads(read_plain_text(path))
     except (OSError, ValueError):
         return None
     return about if isinstance(about, dict) and isinstance(about.get("architecture"), str) else None
@@ -359,8 +360,8 @@ def _patches(facts: Mapping[str, Any]) -> Patches:
 def _of_run(path: Path) -> Pretrained | None:
     """A run's weights: its own configuration tells the model, its data the statistics."""
     try:
-        model = tomllib.loads(path.with_name("config.toml").read_text(encoding="utf-8"))["model"]["name"]
-        facts = json.loads(path.with_name("data.json").read_text(encoding="utf-8"))
+        model = tomllib.loads(read_plain_text(path.with_name("config.toml")))["model"]["name"]
+        facts = json.loads(read_plain_text(path.with_name("data.json")))
         return _of_file(path, str(model), {**facts, "about": "a run"})
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -368,7 +369,7 @@ def _of_run(path: Path) -> Pretrained | None:
 
 @cache
 def _digest(path: Path, modified: int) -> str:
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

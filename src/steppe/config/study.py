@@ -196,8 +196,8 @@ def plan(study: StudyConfig, *, where: str = "study") -> list[PlannedRun]:
 
 def _check_weights(config: RunConfig, cell: str) -> None:
     """A plan holds on every machine, so it leaves nothing open that depends on what is at hand."""
-    asked = config.model
-    if asked.weights == "auto" or (asked.weights is not None and "name" not in asked.model_fields_set):
+    weights, named = config.model.weights or "", "name" in config.model.model_fields_set
+    if weights == "auto" or (weights and not named and not weights.startswith(OF_THE_STUDY)):
         mend = "set model.name, and model.weights to a name of `steppe weights list`"
         raise ConfigError("a study names its model and its weights", where=f"{cell}, model", mend=mend)
 

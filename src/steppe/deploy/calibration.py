@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from scipy.optimize import brentq
 from torch import Tensor
 
@@ -26,9 +24,10 @@ from steppe.deploy.trained import Trained
 from steppe.errors import ConfigError, DataError, RunError
 from steppe.evaluate.scores import BINS, predict, score
 from steppe.measuring import in_smaller_chunks
-from steppe.plain_files import check_plain, open_plain
+from steppe.plain_files import open_plain
 from steppe.runs import OUT_OF_FOLD, Run
 from steppe.studies.subjects import load_learned
+from steppe.train.probe import read_out_of_fold
 
 FILE = "calibration.json"
 LEAST, MOST = 1e-3, 1e2
@@ -191,8 +190,8 @@ def get_calibration(
         return _unless_impossible(found)
     if not make:
         return "the run has no calibration yet"
-    if (path := trained.run.path / OUT_OF_FOLD).is_file():
-        return _keep(calibrate(*_read_out_of_fold(path), digest), trained.run, say)
+    if (trained.run.path / OUT_OF_FOLD).is_file():  # it has learned its validation images
+        return _keep(calibrate(*read_out_of_fold(trained.run.path), digest), trained.run, say)
     dataset = _load(trained, data_root, progress)
     if isinstance(dataset, str):
         return dataset
@@ -212,16 +211,6 @@ def get_calibration(
     if not bool(torch.isfinite(logits).all()):
         return "its answers on the validation images are not finite numbers"
     return _keep(calibrate(logits, labels, digest), trained.run, say)
-
-
-def _read_out_of_fold(path: Path) -> tuple[Tensor, Tensor]:
-    """Read the answers of a probe's cross-validation: it has learned the validation images itself."""
-    try:
-        check_plain(path)
-        found = load_file(path)
-        return found["logits"], found["labels"]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise RunError(f"the answers cannot be read: {error}", where=str(path), mend="make the run again") from None
 
 
 def _keep(found: Calibration, run: Run, say: Callable[[str], None]) -> Calibration | str:

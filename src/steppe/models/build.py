@@ -53,7 +53,11 @@ def _make_parts(config: ModelConfig, image_size: int, channels: int, classes: in
     names = split_name(config.name)
     if len(names) == 1:
         model = _make(config, image_size, channels, classes)
-        if load and config.weights is not None and not load_pretrained(model, config.weights, config.name):
+        if (
+            load
+            and config.weights is not None
+            and not load_pretrained(model, config.weights, config.name, quiet=config.mode == "probe")
+        ):
             zero_head(model)
         return model
     weights = split_name(config.weights or "")
@@ -65,7 +69,7 @@ def _make_parts(config: ModelConfig, image_size: int, channels: int, classes: in
         one = config.model_copy(update={"name": name, "weights": source})
         part = _make(one, image_size, channels, classes)
         if source is not None:
-            load_pretrained(part, source, name)
+            load_pretrained(part, source, name, quiet=True)
             statistics.append(expected_statistics(one, channels))
         if not hasattr(part, "reset_classifier") or not hasattr(part, "head_hidden_size"):
             raise ConfigError(f"{name!r} cannot stand beside other networks", where="model.name")

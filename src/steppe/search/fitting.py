@@ -1,11 +1,12 @@
 """`steppe fit`: the best model within a given time.
 
-The time is divided: a part for trials, the rest for training the winner. Trials have budgets of seconds that grow by
-a factor from rung to rung (asynchronous successive halving, Li et al. 2020): a new configuration begins on the lowest
-rung, and the best third of a rung is trained again, from fresh weights and along its whole schedule, with three times
-the seconds. New configurations come from Optuna's TPE, after a few recommended ones; its percentile pruner gives up a
-trial that falls behind the others of its rung. Only validation images decide. A budget of epochs is divided in the same
-way, and no clock has a part in anything that is decided.
+Photographs are learned by pretrained networks where weights are at hand: see `probe_search`. Other images are learned
+from scratch. The time is then divided: a part for trials, the rest for training the winner. Trials have budgets of
+seconds that grow by a factor from rung to rung (asynchronous successive halving, Li et al. 2020): a new configuration
+begins on the lowest rung, and the best third of a rung is trained again, from fresh weights and along its whole
+schedule, with three times the seconds. New configurations come from Optuna's TPE, after a few recommended ones; its
+percentile pruner gives up a trial that falls behind the others of its rung. Only validation images decide. A budget of
+epochs is divided in the same way, and no clock has a part in anything that is decided.
 
 Everything is kept in the folder: Optuna's journal, a run folder for each trial, and `fit.json` with the time spent so
 far. So a search that was stopped or killed goes on, with the run it was at.
@@ -15,26 +16,32 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from steppe import data
+from steppe.config import DataConfig, Pretrained
 from steppe.data import Keeping
-from steppe.errors import Interrupted, RunError
+from steppe.errors import ConfigError, Interrupted, RunError
 from steppe.runs import holds_others, locked
-from steppe.search.budget import Budget, is_over, open_clock, read_about
+from steppe.search.backbones import find_backbones, holds_photographs
+from steppe.search.budget import Budget, Clock, is_over, open_clock, read_about
 from steppe.search.journal import import_optuna
+from steppe.search.observer import SearchObserver
 from steppe.search.pareto import Fitted, tabulate, write_fronts
+from steppe.search.pretrained_search import KIND, PretrainedSearch
+from steppe.search.probe_search import IMAGE_SIZES, LEAST_SIZE, suits_pretrained
 from steppe.search.space import Wanted
-from steppe.search.trial_search import Notify, Search
+from steppe.search.trial_search import Search
 from steppe.train import pick_device
 
 START_S = 10.0
 """What Ray takes at the least to start and to have a worker ready."""
 
-__all__ = ["Budget", "Fitted", "Notify", "Wanted", "fit"]
+__all__ = ["Budget", "Fitted", "Wanted", "fit"]
 
 
 def fit(
@@ -46,7 +53,7 @@ def fit(
     device: str | None = None,
     keeping: Keeping | None = None,
     progress: data.Progress | None = None,
-    notify: Notify = lambda event, config, outcome: None,
+    observer: SearchObserver | None = None,
     began: float | None = None,
     on_ray: bool = False,
     address: str | None = None,
@@ -62,32 +69,59 @@ def fit(
         device: by default the GPU where there is one.
         keeping: where the images are kept, and how they are read.
         progress: told how a slow reading of the data goes.
-        notify: told how the search goes.
+        observer: told how the search goes.
         began: `time.monotonic()` when the time began; by default now.
         on_ray: run the trials as tasks of a Ray cluster, several at a time.
         address: of that cluster; by default $RAY_ADDRESS, else one on this machine that ends with the search.
 
     Raises:
-        ConfigError: the budget is too short for anything, or Optuna is not installed.
+        ConfigError: the budget is too short for anything, weights were named that do not suit the images, or Optuna is
+            not installed.
         RunError: the folder belongs to something else.
         Interrupted: Ctrl-C or SIGTERM; everything is kept.
     """
     began = time.monotonic() if began is None else began
-    import_optuna()
     place = pick_device(device)
     folder = Path(out)
     budget = budget if isinstance(budget, Budget) else Budget(budget)
+    observer = observer or SearchObserver()
     _check_folder(wanted, budget, folder)
     with ExitStack() as opened:
-        if read_about(folder):
+        about = read_about(folder)
+        if about:
             opened.enter_context(locked(folder, "search"))
             about = read_about(folder)
             progress = _count_reading(folder, about, budget, began, progress)
-            dataset = data.load(wanted.data, data_root, progress, keeping=keeping)
-        else:  # data that cannot be read shall leave no folder
-            dataset = data.load(wanted.data, data_root, progress, keeping=keeping)
+        backbones: list[Pretrained] = []
+        if about.get("kind", KIND) == KIND:
+            backbones = find_backbones(wanted, data_root, say=observer.say, progress=progress)
+        config = _settle_sizes(wanted.data, bool(backbones), data_root, place, observer)
+        dataset = data.load(config, data_root, progress, keeping=keeping)
+        if wanted.weights not in ("auto", "none") and not suits_pretrained(dataset):
+            what = (
+                f"pretrained weights need colour photographs of at least {LEAST_SIZE} px, unlike {wanted.data.name!r}"
+            )
+            raise ConfigError(what, where="--weights", mend="--weights none trains from scratch")
+        if not about:  # data that cannot be read shall leave no folder
             opened.enter_context(locked(folder, "search"))
             about = read_about(folder)
+        if backbones and suits_pretrained(dataset):
+            root = str(data_root) if data_root else None
+            pretrained = PretrainedSearch(
+                replace(wanted, data=config),
+                budget,
+                folder,
+                dataset,
+                place,
+                backbones,
+                observer,
+                began,
+                about=about,
+                data_root=root,
+                keeping=keeping,
+            )
+            return _run_pretrained(pretrained)
+        import_optuna()
         executor = None
         if on_ray and _has_work(budget, about, began):
             from steppe.search.ray_trials import RayTrials
@@ -95,7 +129,7 @@ def fit(
             executor = RayTrials(
                 folder,
                 address=address,
-                data_config=wanted.data,
+                data_config=config,
                 data_root=data_root,
                 keeping=keeping,
                 device=device,
@@ -103,7 +137,9 @@ def fit(
             opened.callback(executor.close)
             opened.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(executor.place.threads)  # so that what is timed and forecast here holds there
-        search = Search(wanted, budget, folder, dataset, place, keeping, notify, began, executor, about)
+        search = Search(
+            replace(wanted, data=config), budget, folder, dataset, place, keeping, observer, began, executor, about
+        )
         try:
             if not search.over:
                 search.try_out()
@@ -114,12 +150,43 @@ def fit(
         except (Interrupted, KeyboardInterrupt):
             search.clock.beat(now=True)
             write_fronts(tabulate(search.runs()), folder)
-            mend = "run the same command again to go on from here"
-            what = f"stopped after {search.clock.elapsed_s:.0f} s; nothing is lost"
-            if budget.timed:
-                left = max(0.0, budget.amount - search.clock.elapsed_s)
-                what = f"stopped with {left:.0f} s of the budget left; nothing is lost"
-            raise Interrupted(what, where=str(folder), mend=mend) from None
+            raise _stopped(search.clock, budget, folder) from None
+
+
+def _run_pretrained(search: PretrainedSearch) -> Fitted:
+    try:
+        if not search.over:
+            search.try_out()
+            search.fine_tune()
+        return search.conclude()
+    except (Interrupted, KeyboardInterrupt):
+        best = ""
+        if search.probes.best:
+            fitted = search.conclude(interrupted=True)
+            best = f"the best so far, {search.probes.best.words}, is {fitted.best.path}"
+        search.clock.beat(now=True)
+        raise _stopped(search.clock, search.budget, search.folder, best) from None
+
+
+def _stopped(clock: Clock, budget: Budget, folder: Path, best: str = "") -> Interrupted:
+    what = f"stopped after {clock.elapsed_s:.0f} s"
+    if budget.timed:
+        what = f"stopped with {max(0.0, budget.amount - clock.elapsed_s):.0f} s of the budget left"
+    what += f"; {best or 'nothing is lost'}"
+    return Interrupted(what, where=str(folder), mend="run the same command again to go on from here")
+
+
+def _settle_sizes(
+    config: DataConfig, pretrained: bool, root: str | Path | None, device: torch.device, observer: SearchObserver
+) -> DataConfig:
+    """Say at which size photographs are kept, where the user gave none; sets of one small size keep theirs."""
+    if config.image_size is not None or not holds_photographs(config.name, root):
+        return config
+    if pretrained:
+        return config.model_copy(update={"image_size": 224, "stored_size": max(IMAGE_SIZES)})
+    size = 64 if device.type == "cpu" else 128
+    observer.say(f"training from scratch at {size} px; --image-size takes another")
+    return config.model_copy(update={"image_size": size})
 
 
 def _count_reading(
@@ -151,7 +218,7 @@ def _check_folder(wanted: Wanted, budget: Budget, folder: Path) -> None:
     mend = "choose another folder with --out"
     if not about:
         if holds_others(folder):
-            raise RunError("this is not empty, and no search's folder", where=str(folder), mend=mend)
+            raise RunError("the folder is not empty and holds no steppe search", where=str(folder), mend=mend)
         return
     other = Budget(0, "epochs" if budget.timed else "seconds")
     if other.key("budget") in about:

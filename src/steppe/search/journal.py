@@ -45,8 +45,7 @@ def is_complete(trial: optuna.trial.FrozenTrial) -> bool:
 def choose(study: optuna.Study, space: Space, seed: int, point: dict[str, Any] | None) -> optuna.trial.FrozenTrial:
     """Choose what the next trial is made of; nothing is written.
 
-    The choice follows from the trials that have ended and the number of this one: a search that is killed here chooses
-    the same again.
+    The choice follows from the trials before this one alone: a search that is killed here chooses the same again.
 
     Args:
         study: the search's.
@@ -57,9 +56,10 @@ def choose(study: optuna.Study, space: Space, seed: int, point: dict[str, Any] |
     import optuna
 
     known = study.get_trials(deepcopy=False)
-    sampler = optuna.samplers.TPESampler(seed=derive_seed(seed, "trial", len(known)) % 2**32, n_startup_trials=8)
+    own = derive_seed(seed, "trial", len(known)) % 2**32
+    sampler = optuna.samplers.TPESampler(seed=own, n_startup_trials=8, constant_liar=True)
     scratch = optuna.create_study(direction="maximize", sampler=sampler)
-    scratch.add_trials([trial for trial in known if trial.state.is_finished()])
+    scratch.add_trials(known)  # those under way, too: the sampler proposes something else than they are
     if point:
         scratch.enqueue_trial(point)
     suggest(scratch.ask(), space)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from steppe.data import Dataset
 from steppe.runs import Run, write_atomically, write_json
 from steppe.search.budget import Budget, Clock
 from steppe.search.space import describe
@@ -70,7 +74,8 @@ def write_fronts(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     write_json(folder / "pareto.json", {"accuracy": "val_accuracy", "fronts": slim})
     text = io.StringIO()
     if rows:
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(text, fieldnames=names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     write_atomically(folder / "pareto.csv", text.getvalue())
@@ -102,6 +107,33 @@ def explain(chosen: Run, rows: Sequence[dict[str, Any]], tried: int, budget: Bud
         f"{_images(chosen, 'val')} after {cost(best)} of training{ahead}; on {_images(chosen, 'test')}, which decided "
         f"nothing, {best['test_accuracy']:.1%}."
     ).replace("%", " %")
+
+
+LOW = 0.5
+"""An accuracy below this, with chance far away, is called low."""
+
+
+def explain_pretrained(chosen: Run, words: str, dataset: Dataset) -> str:
+    """Say how accurate the best network is, beside chance and the largest class; accuracy comes first.
+
+    Args:
+        chosen: the best run; it may not be tested yet.
+        words: its accuracy by cross-validation, and what it is.
+        dataset: the images.
+    """
+    test = chosen.summary.get("test")
+    classes = len(dataset.classes)
+    labels = dataset.test.labels
+    largest = torch.bincount(labels, minlength=classes).max().item() / max(1, len(labels))
+    bars = f"Chance is {1 / classes:.1%}, always naming the largest class {largest:.1%}."
+    accuracy = chosen.summary["val"]["accuracy"] if test is None else test["accuracy"]
+    first = "" if test is None else f"{accuracy:.1%} right on {test['examples']:,} test images. "
+    text = f"{first}{words} images. {bars}"
+    if accuracy < max(2 / classes, LOW * (1 - 1 / classes)):
+        text += (
+            " That is low: look at the most confident mistakes, check the labels, or bring more images of each class."
+        )
+    return re.sub(r"(?<=\d)%", " %", text)
 
 
 def _images(run: Run, split: str) -> str:

@@ -79,6 +79,7 @@ def run_trial(
     report: Report | None = None,
     beat: Callable[[], None] = lambda: None,
     stop: threading.Event | None = None,
+    val_examples: int = VAL_EXAMPLES,
 ) -> Outcome:
     """Train a run, or go on with it, and count what its model costs. One that was given up before stays so.
 
@@ -93,6 +94,7 @@ def run_trial(
         report: told after every epoch; may give the trial up.
         beat: called after every step.
         stop: set by Ctrl-C or SIGTERM, also when the run came to its end meanwhile.
+        val_examples: judge it by about so many validation images at most.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; the run can go on.
@@ -113,9 +115,9 @@ def run_trial(
             observer=watch,
             keeping=keeping,
             stop=stop,
-            val_examples=VAL_EXAMPLES,
+            val_examples=val_examples,
         )
-        _count(run, dataset)
+        count_cost(run, dataset)
     except (GivenUp, Late) as error:
         state, reason = ("pruned" if isinstance(error, GivenUp) else "late"), error.what
         _note_stop(Run(folder), state, reason)
@@ -187,7 +189,7 @@ class _Watch(Observer):
         return spent / whole if whole - spent >= 2 else 1.0
 
 
-def _count(run: Run, dataset: Dataset) -> None:
+def count_cost(run: Run, dataset: Dataset) -> None:
     """Add what is counted, not measured: parameters, FLOPs, the speed of training. Flatness waits for the best run."""
     if "parameters" not in run.read_or_empty("cost.json"):
         shape = (dataset.channels, dataset.image_size, dataset.image_size)

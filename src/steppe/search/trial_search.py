@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from steppe.config import MeasureConfig, RunConfig
-from steppe.data import Dataset, Keeping
+from steppe.data import Dataset, Keeping, check_unchanged
 from steppe.errors import ConfigError, RunError
 from steppe.runs import Run
 from steppe.runs.answers import ANSWERS
@@ -28,12 +28,13 @@ from steppe.search.journal import (
     open_journal,
     to_promote,
 )
+from steppe.search.observer import SearchObserver
 from steppe.search.pareto import Fitted, explain, tabulate, write_fronts, write_study
 from steppe.search.space import (
-    SCRATCH,
     Candidate,
     Space,
     Wanted,
+    describe,
     find_models,
     recommended,
     to_config,
@@ -46,11 +47,10 @@ if TYPE_CHECKING:
 
 EVALUATE_SHARE = 0.2
 """How much of the budget may be kept for the test images: if that is not enough, the winner is tested on some."""
+LEAST_PASSES, LEAST_STEPS = 4, 60
+"""A trial of the lowest rung sees every image so often, and makes so many steps: after fewer nothing can be told."""
 LEAST_EPOCHS = 10
 """A budget of fewer leaves nothing to choose from."""
-
-Notify = Callable[[str, RunConfig, Outcome | None], None]
-"""Told "start", "final", and every outcome's state, with the run concerned."""
 
 
 class Search:
@@ -64,14 +64,16 @@ class Search:
         dataset: Dataset,
         device: torch.device,
         keeping: Keeping | None,
-        notify: Notify,
+        observer: SearchObserver,
         began: float,
         executor: Executor | None = None,
         about: dict[str, Any] | None = None,
     ) -> None:
         self.wanted, self.folder, self.dataset = wanted, folder, dataset
-        self.device, self.notify = device, notify
+        self.device, self.observer = device, observer
         self.about: dict[str, Any] = {**(about or {}), **wanted.to_json()}
+        recorded = self.about.setdefault("recorded", dataset.describe())
+        check_unchanged(recorded, dataset, what="the images have changed since the search began", where=str(folder))
         self.over = is_over(self.about, budget)
         before = float(self.about.get(budget.key("budget"), 0.0))
         earlier = None
@@ -102,14 +104,11 @@ class Search:
 
     def _settle(self) -> None:
         """Choose the models, and how long the lowest rung is: a few epochs of the quickest model."""
-        weights, timed = self.wanted.weights, self.budget.timed
-        modes = (SCRATCH, "frozen", "finetune") if weights else (SCRATCH,)
+        timed = self.budget.timed
         candidates = find_models(
             self.dataset,
             self.device,
             names=self.wanted.models,
-            weights=weights,
-            modes=modes,
             enough=self._saw_enough,
             timed=timed,
         )
@@ -118,14 +117,13 @@ class Search:
         length = self.account.for_trials
         kept = [c for c in candidates if 2 * c.epoch_s <= length / FACTOR] or candidates[:1]
         epoch = kept[0].epoch_s if timed else 1.0
-        first = min(max(4 * epoch, length / 150), length / 24)
+        steps_s = LEAST_STEPS * epoch / max(1, self.account.steps(64))
+        first = min(max(LEAST_PASSES * epoch, steps_s, length / 150), length / FACTOR)
         first = float(f"{first if timed else max(1.0, first):.2g}")
         images = len(self.dataset.train)
         sizes = tuple(size for size in (32, 64, 128, 256) if size <= max(32, images // 8))
         space = Space(
             models=_in_given_order(kept, self.wanted.models),
-            modes=modes,
-            weights=weights,
             batch_sizes=sizes if self.device.type == "cpu" else (*sizes, *(512,) * (images >= 4096)),
             crop=self.dataset.image_size // 8,
         )
@@ -223,7 +221,7 @@ class Search:
     def _begin(self, trial: optuna.Trial) -> None:
         rung = trial.user_attrs["rung"]
         config = self._config(trial.params, self.account.length_of(rung))
-        self.notify("start", config, None)
+        self._tell_start(config)
         allowed_s = self.account.allowed_s(self.budget.amount - self.account.reserve)
         self.executor.submit(Job(config, allowed_s, trial._trial_id, rung))
 
@@ -234,11 +232,12 @@ class Search:
         if outcome.factor is not None:
             trial.set_user_attr("cost", [outcome.factor, outcome.fixed_s])
         trial.set_user_attr("epochs", self.account.to_epochs(job.config, outcome.gradients))
+        trial.set_user_attr("val_accuracy", outcome.val_accuracy)
         states = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
         state = states.get(outcome.state, optuna.trial.TrialState.FAIL)
         self.study.tell(trial, outcome.score if state == optuna.trial.TrialState.COMPLETE else None, state)
         self.clock.beat(now=True)
-        self.notify(outcome.state, job.config, outcome)
+        self._tell_end(job.config, outcome)
 
     # -- the winner ---------------------------------------------------------------------------------------------
 
@@ -262,14 +261,16 @@ class Search:
             self.about["final"] = final
             self.clock.beat(now=True)
         config = self._config_of_final(final)
+        self.about["finals"] = sorted({*self.about.get("finals", ()), config.run_id})
+        self.clock.beat(now=True)
         if self._finished(config):
             return
-        self.notify("final", config, None)
+        self._tell_start(config, final=True)
         after_s = self._fixed_s(config.model.name) + self._evaluate_s(self._trials()[final["trial"]])
         allowed_s = self.account.allowed_s(1.02 * self.budget.amount - after_s)
         self.executor.submit(Job(config, allowed_s, captured=self._captured(final[self.budget.unit])))
         for _, outcome in self.executor.wait(self.clock.beat):
-            self.notify(outcome.state, config, outcome)
+            self._tell_end(config, outcome)
 
     def _winner(self) -> optuna.trial.FrozenTrial | None:
         """The best of the highest rung that any trial completed."""
@@ -317,11 +318,32 @@ class Search:
     def _finished(self, config: RunConfig) -> bool:
         return (self.folder / config.run_id / "config.toml").exists() and Run(self.folder / config.run_id).finished
 
+    # -- what is told -------------------------------------------------------------------------------------------
+
+    def _tell_start(self, config: RunConfig, *, final: bool = False) -> None:
+        words = _name(config)
+        if final:
+            words = f"the winner, {words}"
+            self.observer.say(f"training {words}")
+        self.observer.status(self.clock.elapsed_s, self._best_words(), f"training {words}")
+
+    def _tell_end(self, config: RunConfig, outcome: Outcome) -> None:
+        count = len(self._known())
+        score = "" if outcome.val_accuracy is None else f", {outcome.val_accuracy:.1%} validation"
+        how = {"complete": "", "pruned": ": given up", "late": ": out of time", "failed": f": {outcome.reason}"}
+        self.observer.say(f"[{count}] {_name(config)}{how[outcome.state]}{score}")
+
+    def _best_words(self) -> str:
+        best = self._winner()
+        value = best.user_attrs.get("val_accuracy") if best else None
+        return "" if best is None or value is None else f"{value:.1%} ({best.params['model']})"
+
     # -- what is left -------------------------------------------------------------------------------------------
 
     def runs(self) -> list[Run]:
-        """Every run of the folder."""
-        return [Run(path.parent) for path in sorted(self.folder.glob("*/config.toml")) if not path.parent.is_symlink()]
+        """Every run that this search has begun, by its own record; other folders beside them are none of it."""
+        ids = {t.user_attrs["run"] for t in self._trials() if "run" in t.user_attrs} | set(self.about.get("finals", ()))
+        return [Run(self.folder / one) for one in sorted(ids) if (self.folder / one / "config.toml").is_file()]
 
     def conclude(self) -> Fitted:
         """Choose the best run, test it, measure its flatness if there is time, and write everything down."""
@@ -384,6 +406,12 @@ class Search:
         if run_id not in self._timed:
             self._timed[run_id] = time_forward(Run(self.folder / run_id), self.dataset, self.device)
         return self._timed[run_id]
+
+
+def _name(config: RunConfig) -> str:
+    words = describe(config)
+    length = f"{words['seconds']} s" if "seconds" in words else f"{words['gradients']} gradients"
+    return f"{words['model']} · {words['training']} · {length}"
 
 
 def _in_given_order(candidates: Sequence[Candidate], given: Sequence[str]) -> tuple[str, ...]:

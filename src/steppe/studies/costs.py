@@ -120,9 +120,8 @@ def _fresh_model(config: RunConfig, images: Images, device: str | None) -> Itera
         torch.manual_seed(derive_seed(config.seed, "cost"))
         model = models.build(
             config.model, image_size=images.size, channels=images.channels, classes=images.classes, load=False
-        ).to(place)
-        if place.type == "cuda":
-            model = model.to(memory_format=torch.channels_last)
+        )
+        model = models.place(model, place, images.size)
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True):
             yield model
 

@@ -2,7 +2,8 @@
 
 The features of every image are computed once. The penalty comes from cross-validation, which also tells how accurate
 the head is on images it has not learned. So a probe may learn from the validation images, too
-(`data.learn_from_val`); the answers on images that were left out stay beside the weights, for calibration.
+(`data.learn_from_val`): its validation figures are then those of cross-validation, and the answers on images that were
+left out stay beside the weights, for calibration.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ from __future__ import annotations
 import threading
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from steppe.config import RunConfig
 from steppe.data import Dataset, Keeping, Split, take_about
-from steppe.errors import ConfigError
+from steppe.errors import RunError
 from steppe.evaluate import measure_accuracy
 from steppe.models import place
+from steppe.plain_files import check_plain
 from steppe.runs import OUT_OF_FOLD, Observer, Run, write_atomically
 from steppe.train.checkpoint import save_weights
 from steppe.train.ends import interrupted
-from steppe.train.feature_cache import FeatureCache, make_extractors
+from steppe.train.feature_cache import FeatureCache, find_head, make_extractors
 from steppe.train.logistic import FOLDS, PENALTIES, CrossValidation, Head, cross_validate, fit_head
 from steppe.train.setup import build_model
 
@@ -49,11 +53,7 @@ class Probe:
         self.validation_only = val_examples is not None
         self.val = take_about(dataset.val, val_examples or len(dataset.val), config.data.split_seed)
         self.model = build_model(config, dataset).eval()
-        head = self.model.get_classifier() if hasattr(self.model, "get_classifier") else None  # type: ignore[operator]
-        if not isinstance(head, torch.nn.Linear) or not hasattr(self.model, "num_features"):
-            what = f"{config.model.name!r} has no single linear layer as its head"
-            raise ConfigError(what, where="model.mode", mend="choose mode frozen, or another model")
-        self.head = head
+        self.head = find_head(self.model, config.model.name)
         self.total = len(dataset.train) + len(self.val)
         self.total *= len(config.model.name.split("+")) * (2 if config.augment.flip else 1)
         self.done = 0
@@ -62,7 +62,9 @@ class Probe:
         """Compute features, solve for the head, then write the weights and the summary."""
         began = time.perf_counter()
         self.observer.start(self.run, 1.0, 0.0)
-        extractors = make_extractors(self.model, self.config, self.device)
+        extractors = make_extractors(
+            self.model, self.config, self.device, self.dataset.channels, self.dataset.image_size
+        )
         cache = FeatureCache(
             extractors,
             self.dataset,
@@ -82,8 +84,8 @@ class Probe:
         found, head = self._solve(learned, labels)
         self._put(head)
         seconds = time.perf_counter() - began
-        val_answers = found.logits[len(own[0]) :] if learns_from_val else head(val[0]).cpu()
-        self._record(seconds, _score(head(own[0]).cpu(), self.dataset.train), _score(val_answers, self.val))
+        judged = (found.logits, labels.cpu()) if learns_from_val else (head(val[0]).cpu(), self.val.labels)
+        self._record(seconds, _score(head(own[0]).cpu(), self.dataset.train.labels), _score(*judged))
         if learns_from_val:
             answers = {"logits": found.logits.contiguous(), "labels": labels.cpu()}
             write_atomically(self.run.path / OUT_OF_FOLD, save(answers))
@@ -176,7 +178,25 @@ class Probe:
         self.run.write("summary.json", summary)
 
 
-def _score(logits: Tensor, split: Split) -> dict[str, Any]:
-    loss = torch.nn.functional.cross_entropy(logits, split.labels).item()
-    accuracy = (logits.argmax(1) == split.labels).float().mean().item()
-    return {"loss": loss, "accuracy": accuracy, "examples": len(split)}
+def _score(logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    loss = torch.nn.functional.cross_entropy(logits, labels).item()
+    accuracy = (logits.argmax(1) == labels).float().mean().item()
+    return {"loss": loss, "accuracy": accuracy, "examples": len(labels)}
+
+
+def read_out_of_fold(folder: Path) -> tuple[Tensor, Tensor]:
+    """Read logits and labels of all images a probe learned, each answered while it was left out.
+
+    Args:
+        folder: of the run; the validation images come last.
+
+    Raises:
+        RunError: they are not there, or damaged.
+    """
+    path = folder / OUT_OF_FOLD
+    try:
+        check_plain(path)
+        found = load_file(path)
+        return found["logits"], found["labels"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RunError(f"the answers cannot be read: {error}", where=str(path), mend="make the run again") from None

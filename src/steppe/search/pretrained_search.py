@@ -1,0 +1,360 @@
+"""A search among pretrained networks, from the timing of each to the tested winner."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steppe import models
+from steppe.config import MeasureConfig, Pretrained, RunConfig, use_data_root
+from steppe.data import Dataset, Keeping, check_unchanged
+from steppe.errors import ConfigError, Interrupted, RunError
+from steppe.runs import Observer, Run
+from steppe.search.budget import Budget, Clock, is_over, open_clock
+from steppe.search.chosen import evaluate_chosen, time_forward
+from steppe.search.finetune import RECIPES, TRIAL_EPOCHS, Attempt, Recipe, make_config, plan_attempts
+from steppe.search.observer import SearchObserver
+from steppe.search.pareto import Fitted, explain_pretrained, tabulate, write_fronts, write_study
+from steppe.search.probe_search import TIMED_SIZE, Candidate, Found, ProbeSearch, Rate, time_networks
+from steppe.search.space import Wanted
+from steppe.search.trial import count_cost, run_trial
+from steppe.studies.pipeline import add_measures
+from steppe.train import train
+from steppe.train.probe import read_out_of_fold
+
+KIND = "pretrained"
+
+
+class PretrainedSearch:
+    """The state of a search, and what moves it on."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        budget: Budget,
+        folder: Path,
+        dataset: Dataset,
+        device: torch.device,
+        backbones: Sequence[Pretrained],
+        observer: SearchObserver,
+        began: float,
+        *,
+        about: dict[str, Any],
+        data_root: str | None = None,
+        keeping: Keeping | None = None,
+    ) -> None:
+        """Begin a search, or go on with one.
+
+        Args:
+            wanted: what for.
+            budget: seconds for everything; or epochs, of which each candidate takes one.
+            folder: of the search.
+            dataset: the images, as they are kept.
+            device: where to compute.
+            backbones: networks with weights at hand, the best first.
+            observer: told how it goes.
+            began: `time.monotonic()` when the time began.
+            about: content of `fit.json`; empty at the beginning.
+            data_root: where named data sets, and weights beside them, live.
+            keeping: how images are read.
+        """
+        self.wanted, self.budget, self.folder, self.device = wanted, budget, folder, device
+        self.observer, self.data_root, self.keeping = observer, data_root, keeping
+        self.dataset = dataset
+        self.stop = threading.Event()
+        self.about: dict[str, Any] = {**about, **wanted.to_json(), "kind": KIND}
+        recorded = self.about.setdefault("recorded", dataset.describe())
+        check_unchanged(recorded, dataset, what="the images have changed since the search began", where=str(folder))
+        if not is_over(self.about, budget):
+            self.about.pop("best", None)
+            self.about[budget.key("budget")] = budget.amount
+        self.clock: Clock = open_clock(folder, self.about, budget, began)
+        self.clock.beat(now=True)
+        with use_data_root(data_root):
+            if "rates" not in self.about:
+                rates = time_networks(backbones, dataset, device, say=observer.say)
+                self.about["rates"] = {name: asdict(rate) for name, rate in rates.items()}
+        rates = {name: Rate(**values) for name, values in self.about["rates"].items()}
+        if not rates:
+            raise ConfigError("none of the pretrained weights at hand can be used", mend="--weights none")
+        size = wanted.data.image_size
+        self.probes = ProbeSearch(backbones, rates, dataset, self.about, size)
+
+    @property
+    def over(self) -> bool:
+        """Whether the search has given its answer, and is not asked to go on by a longer budget."""
+        return is_over(self.about, self.budget)
+
+    @property
+    def reserve_s(self) -> float:
+        """Seconds for tables, the page and leaving."""
+        return 2.0 + 0.01 * self.budget.amount
+
+    def try_out(self) -> None:
+        """Make candidates while the budget lasts and they promise to be better."""
+        while candidate := self._next():
+            self._make(candidate)
+
+    def _next(self) -> Candidate | None:
+        if self.budget.timed:
+            return self.probes.next(self.clock.elapsed_s, self.budget.amount - self.reserve_s)
+        if len(self.probes.found) >= self.budget.amount:
+            return None
+        return self.probes.next(0.0, math.inf)
+
+    def _make(self, candidate: Candidate) -> None:
+        """Make a candidate's run, or go on with it."""
+        config = self._config(candidate)
+        watch = _Watch(self, f"features of {candidate.words}")
+        with use_data_root(self.data_root):
+            run = train(
+                config,
+                self._sized(candidate.image_size),
+                self.folder / config.run_id,
+                device=str(self.device),
+                observer=watch,
+                keeping=self.keeping,
+                stop=self.stop,
+                val_examples=max(1, len(self.dataset.val)),
+            )
+        probe = run.summary["probe"]
+        judged = probe["cross_validation"]
+        found = Found(candidate, run.id, judged["accuracy"], judged["loss"], judged["standard_error"], probe["solve_s"])
+        self.probes.keep(found)
+        self.about.setdefault("first_s", round(self.clock.elapsed_s, 2))
+        self.clock.beat(now=True)
+        self.observer.say(f"[{self.clock.elapsed_s:.0f} s] {found.words}")
+        if self.stop.is_set():
+            raise Interrupted("stopped")
+
+    def _config(self, candidate: Candidate) -> RunConfig:
+        return self.probes.config(candidate, self.wanted.to_json()["data"], self.wanted.seed, self.device)
+
+    def _sized(self, size: int) -> Dataset:
+        return replace(self.dataset, size=None if size == self.dataset.train.shape[-1] else size)
+
+    # -- fine-tuning --------------------------------------------------------------------------------------------
+
+    def fine_tune(self) -> None:
+        """Fine-tune the best single network where enough time is left."""
+        single = max(
+            (one for one in self.probes.found if len(one.candidate.parts) == 1),
+            key=lambda one: (one.accuracy, -one.loss),
+            default=None,
+        )
+        if single is None or not self.budget.timed:
+            return
+        if "tuning" not in self.about:
+            size = self._tuning_size(single.candidate)
+            left_s = self._left_s(size, single.candidate)
+            attempts = plan_attempts(left_s, lambda recipe: self._epoch_s(single.candidate, size, recipe))
+            if not attempts:
+                return
+            plan = {"parts": list(single.candidate.parts), "image_size": size}
+            self.about["tuning"] = {**plan, "attempts": [asdict(one) for one in attempts], "done": []}
+            self.clock.beat(now=True)
+        about = self.about["tuning"]
+        candidate = Candidate(tuple(about["parts"]), about["image_size"])
+        start = self._start(candidate)
+        for attempt in [Attempt(**values) for values in about["attempts"]][len(about["done"]) :]:
+            self._attempt(candidate, start, attempt)
+        if len(about["attempts"]) == len(RECIPES) and about["done"]:
+            best = max(about["done"], key=lambda one: (one["accuracy"], -one["loss"]))
+            left_s = self._left_s(candidate.image_size, candidate)
+            if left_s > max(1.0, about["attempts"][0]["seconds"]):
+                about["attempts"].append(asdict(Attempt(best["recipe"], left_s)))
+                self.clock.beat(now=True)
+                self._attempt(candidate, start, Attempt(best["recipe"], left_s))
+
+    def _tuning_size(self, candidate: Candidate) -> int:
+        """The largest size up to the probe's at which enough epochs fit; else the smallest."""
+        sizes = sorted(size for size in {*self.probes.sizes, candidate.image_size} if size <= candidate.image_size)
+        for size in reversed(sizes):
+            if self._left_s(size, candidate) >= 2 * TRIAL_EPOCHS * self._epoch_s(candidate, size, RECIPES[0]):
+                return size
+        return sizes[0]
+
+    def _left_s(self, size: int, candidate: Candidate) -> float:
+        """Seconds of training that fit before the test, which may be that of the best probe."""
+        best = self.probes.best
+        assert best is not None
+        test_s = max(self.probes.test_s(Candidate(candidate.parts, size)), self.probes.test_s(best.candidate))
+        left_s = self.budget.amount - self.reserve_s - self.clock.elapsed_s - test_s
+        return 0.93 * left_s - 2.0
+
+    def _epoch_s(self, candidate: Candidate, size: int, recipe: Recipe) -> float:
+        """About what an epoch takes: a training step is some three forward passes."""
+        rate = self.probes.rates[candidate.parts[0]]
+        forward_s = rate.features_s if self._tuning_precision == "bfloat16" else rate.test_s
+        gradients = 1 + float(recipe.minimizer.get("sharp_last", 1.0 if recipe.minimizer else 0.0))
+        images = 3.3 * gradients * len(self.dataset.train) + 1.2 * len(self.dataset.val)
+        return forward_s * (size / TIMED_SIZE) ** 2 * images
+
+    @property
+    def _tuning_precision(self) -> str:
+        """On a CPU a backward pass in bfloat16 takes two to four times as long as one in float32."""
+        return "bfloat16" if self.device.type == "cuda" else "float32"
+
+    def _start(self, candidate: Candidate) -> str:
+        """Make the probe whose head fine-tuning begins with: one that has not learned the validation images."""
+        config = self._config(candidate)
+        data = config.data.model_copy(update={"learn_from_val": False})
+        config = config.model_copy(update={"data": data})
+        with use_data_root(self.data_root):
+            return train(
+                config,
+                self._sized(candidate.image_size),
+                self.folder / config.run_id,
+                device=str(self.device),
+                observer=_Watch(self, f"features of {candidate.words}"),
+                keeping=self.keeping,
+                stop=self.stop,
+                val_examples=max(1, len(self.dataset.val)),
+            ).id
+
+    def _attempt(self, candidate: Candidate, start: str, attempt: Attempt) -> None:
+        recipe = RECIPES[attempt.recipe]
+        values = {**self.wanted.to_json()["data"], "image_size": candidate.image_size}
+        like = self._config(candidate)
+        config = make_config(
+            recipe,
+            model=like.model.name,
+            weights=f"run:{start}",
+            data=values,
+            seconds=attempt.seconds,
+            seed=self.wanted.seed,
+            precision=self._tuning_precision,
+        )
+        words = f"fine-tuning {candidate.words}, {recipe.name}"
+        self.status(words)
+        before_s = self.clock.elapsed_s
+        with use_data_root(self.data_root), models.runs_beside(self.folder.absolute()):
+            outcome = run_trial(
+                config,
+                self._sized(candidate.image_size),
+                self.folder / config.run_id,
+                allowed_s=1.1 * attempt.seconds + 10.0,
+                device=str(self.device),
+                captured=self.device.type == "cuda" and attempt.seconds >= 90,
+                keeping=self.keeping,
+                beat=lambda: self.status(f"{words}, {self.clock.elapsed_s - before_s:.0f} of {attempt.seconds:.0f} s"),
+                stop=self.stop,
+                val_examples=len(self.dataset.val),
+            )
+        done: dict[str, Any] = {"recipe": attempt.recipe, "run": config.run_id, "accuracy": 0.0, "loss": math.inf}
+        if outcome.state == "complete":
+            val = Run(self.folder / config.run_id).summary["val"]
+            done |= {"accuracy": val["accuracy"], "loss": val["loss"], "words": f"fine-tuned {candidate.words}"}
+        self.about["tuning"]["done"].append(done)
+        self.clock.beat(now=True)
+        told = f"{done['accuracy']:.1%} of {len(self.dataset.val):,} validation images".replace("%", " %")
+        told = told if outcome.state == "complete" else f"{outcome.state} {outcome.reason}".strip()
+        self.observer.say(f"[{self.clock.elapsed_s:.0f} s] {words}: {told}")
+        if self.stop.is_set():
+            raise Interrupted("stopped")
+
+    def winner(self) -> tuple[Run, str, Candidate]:
+        """Choose between the best probe and the best fine-tuned network by the very same validation images."""
+        best = self.probes.best
+        assert best is not None
+        probe = Run(self.folder / best.run)
+        done = self.about.get("tuning", {}).get("done", [])
+        tuned = max(done, key=lambda one: (one["accuracy"], -one["loss"]), default=None)
+        if tuned is None or tuned["accuracy"] <= self._probe_accuracy(probe):
+            return (
+                probe,
+                f"{best.words} by cross-validation on {len(self.dataset.train) + len(self.dataset.val):,}",
+                (best.candidate),
+            )
+        about = self.about["tuning"]
+        shown = f"{tuned['accuracy']:.1%} ({tuned['words']}) on {len(self.dataset.val):,} validation"
+        return Run(self.folder / tuned["run"]), shown, Candidate(tuple(about["parts"]), about["image_size"])
+
+    def _probe_accuracy(self, run: Run) -> float:
+        """Of the validation images, by heads that left them out."""
+        logits, labels = read_out_of_fold(run.path)
+        count = len(self.dataset.val)
+        return (logits[-count:].argmax(1) == labels[-count:]).float().mean().item()
+
+    # -- what is told -------------------------------------------------------------------------------------------
+
+    def status(self, now: str) -> None:
+        """Keep the time, and tell how far the search is."""
+        self.clock.beat()
+        best = self.probes.best
+        self.observer.status(self.clock.elapsed_s, best.words if best else "", now)
+
+    def runs(self) -> list[Run]:
+        """Every finished run of this search, the best first; other folders beside them are none of it."""
+        probes = sorted(self.probes.found, key=lambda one: (one.accuracy, -one.loss), reverse=True)
+        tuned = [one["run"] for one in self.about.get("tuning", {}).get("done", []) if one["accuracy"]]
+        runs = [Run(self.folder / run) for run in (*(one.run for one in probes), *tuned)]
+        chosen = self.winner()[0].id
+        return sorted(runs, key=lambda run: run.id != chosen)
+
+    def conclude(self, *, interrupted: bool = False) -> Fitted:
+        """Test the best candidate and write everything down; an interrupted search is not tested yet."""
+        best = self.probes.best
+        if best is None:
+            what = f"a budget of {self.budget} is too short for any of the networks at hand"
+            raise RunError(what, where=str(self.folder), mend="give more time with --budget")
+        runs = self.runs()
+        chosen, words, candidate = self.winner()
+        if not interrupted:
+            self._test(chosen, candidate)
+            with use_data_root(self.data_root):
+                self._measure(chosen, candidate)
+        rows = tabulate(runs)
+        write_fronts(rows, self.folder)
+        answer = explain_pretrained(chosen, words, self.dataset)
+        write_study(self.folder, runs, self.wanted.data.name, answer, self.budget)
+        self.about["answer"] = answer
+        if not interrupted:
+            self.about["best"] = chosen.id
+        self.clock.beat(now=True)
+        return Fitted(self.folder, chosen, answer, runs, self.clock, self.budget, float(len(runs)))
+
+    def _test(self, run: Run, candidate: Candidate) -> None:
+        """Show the winner the test images, as many as there is time for."""
+        most = math.inf
+        dataset = self._sized(candidate.image_size)
+        if self.budget.timed and "test" not in run.summary:
+            image_s = time_forward(run, dataset, self.device)
+            most = (self.budget.amount - 0.7 * self.reserve_s - self.clock.elapsed_s) / image_s
+        total = len(self.dataset.test)
+
+        def tell(done: int) -> None:
+            self.status(f"test photos, {done:,} of {total:,}")
+
+        evaluate_chosen(run, dataset, self.device, most=most, tell=tell)
+
+    def _measure(self, run: Run, candidate: Candidate) -> None:
+        """Add cost and flatness, where there is time for them."""
+        count_cost(run, self._sized(candidate.image_size))
+        settings = MeasureConfig()
+        images = min(settings.noise_examples, len(self.dataset.train)) * (settings.noise_draws + 1)
+        needed_s = images * self.probes.test_s(candidate) / max(1, len(self.dataset.test))
+        left_s = self.budget.amount - self.reserve_s - self.clock.elapsed_s if self.budget.timed else math.inf
+        if needed_s < left_s:
+            add_measures(run, self._sized(candidate.image_size), settings, device=str(self.device))
+
+
+class _Watch(Observer):
+    """Tells the search how far one of its runs is."""
+
+    def __init__(self, search: PretrainedSearch, what: str) -> None:
+        self.search, self.what = search, what
+
+    def step(self, epochs: float) -> None:
+        """Tell the share of the features that are computed."""
+        self.search.status(f"{self.what}, {epochs:.0%}".replace("%", " %"))
+
+    def say(self, text: str) -> None:
+        """Pass on a note."""
+        self.search.observer.say(f"note: {text}")
