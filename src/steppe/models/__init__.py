@@ -4,6 +4,7 @@ from steppe.models.architecture import match_architecture, settle
 from steppe.models.blocks import activations, blocks, partitions
 from steppe.models.build import build, load_weights, model_names, place
 from steppe.models.fetch import fetch, fetch_original
+from steppe.models.folding import fold_batchnorm
 from steppe.models.freezing import freeze_all_but
 from steppe.models.names import SMALL_MODELS
 from steppe.models.normalisation import expected_statistics
@@ -17,6 +18,7 @@ __all__ = [
     "expected_statistics",
     "fetch",
     "fetch_original",
+    "fold_batchnorm",
     "freeze_all_but",
     "load_weights",
     "match_architecture",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from steppe import models
 from steppe.data import Dataset, as_learned, in_order, take_about
@@ -50,7 +51,7 @@ def evaluate_chosen(
     seed = run.config.data.split_seed
     count = int(min(len(dataset.test), max(most, VAL_EXAMPLES)))
     shown = replace(dataset, test=take_about(dataset.test, count, seed))
-    model = models.place(load_model(run, dataset), device, dataset.image_size)
+    model = _load_quick(run, dataset, device)
     said = answer(Subject(run.path, model, shown, trained_loss(run.config), device), tell=tell)
     hits, nll = said.hits.mean(), said.nll.astype(float).mean()
     found: dict[str, Any] = {"test": {"loss": float(nll), "accuracy": float(hits), "examples": len(said.nll)}}
@@ -70,7 +71,7 @@ def evaluate_chosen(
 
 def time_forward(run: Run, dataset: Dataset, device: torch.device) -> float:
     """Seconds that a forward pass takes for an image, by some of the validation images."""
-    model = models.place(load_model(run, dataset), device, dataset.image_size)
+    model = _load_quick(run, dataset, device)
     split = dataset.val.take(torch.arange(min(len(dataset.val), TIMED)))
     size = suit_batch(TIMED // 2, dataset.image_size, device)
     ends, counts = [time.monotonic()], [0]
@@ -80,3 +81,10 @@ def time_forward(run: Run, dataset: Dataset, device: torch.device) -> float:
         counts.append(counts[-1] + len(labels))
     first = 1 if len(ends) > 2 else 0
     return (ends[-1] - ends[first]) / (counts[-1] - counts[first])
+
+
+def _load_quick(run: Run, dataset: Dataset, device: torch.device) -> nn.Module:
+    """Load a network for answering alone."""
+    side = dataset.image_size
+    images = torch.randn(2, dataset.channels, side, side, generator=torch.Generator().manual_seed(0))
+    return models.place(models.fold_batchnorm(load_model(run, dataset), images), device, side)

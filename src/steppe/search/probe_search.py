@@ -130,9 +130,9 @@ def time_networks(
             model = models.build(
                 config.model, image_size=TIMED_SIZE, channels=dataset.channels, classes=len(dataset.classes)
             )
-            (extractor,) = make_extractors(model, config, device)
-            plain = models.place(model.eval(), device, TIMED_SIZE)
-            found[one.name] = Rate(_time(extractor, images, device), _time(plain, images, device))
+            (extractor,) = make_extractors(model, config, device, dataset.channels, TIMED_SIZE)
+            tested = models.place(models.fold_batchnorm(model.eval(), images.cpu()[:2]), device, TIMED_SIZE)
+            found[one.name] = Rate(_time(extractor, images, device), _time(tested, images, device))
         except ConfigError as error:
             say(f"{one.name} is left out: {error.what}")
     return found

@@ -23,6 +23,7 @@ from steppe.data import Dataset, Split, in_order
 from steppe.data.dataset import fingerprint_pixels
 from steppe.errors import RunError
 from steppe.measuring import ignore
+from steppe.models.folding import fold_batchnorm
 from steppe.models.side_by_side import SideBySide, split_name
 from steppe.models.weights import weights_sha256
 from steppe.plain_files import check_plain
@@ -32,7 +33,7 @@ PART = 512
 """Images in a file of the cache."""
 LIMIT = 4 * 2**30
 """Bytes of the cache; beyond them the files that were used longest ago are removed."""
-VERSION = 1
+VERSION = 2
 """Counts changes of the computation: earlier files are not read."""
 
 
@@ -65,13 +66,17 @@ def pays_in_bfloat16(device: torch.device) -> bool:
         return False
 
 
-def make_extractors(model: nn.Module, config: RunConfig, device: torch.device) -> list[Extractor]:
+def make_extractors(
+    model: nn.Module, config: RunConfig, device: torch.device, channels: int, side: int
+) -> list[Extractor]:
     """Take a network, or several side by side, apart into feature extractors in the precision of the run.
 
     Args:
         model: with the pretrained weights; it is left as it is.
         config: of the run.
         device: where features are computed.
+        channels: of the images.
+        side: of an image, in pixels.
     """
     assert config.model.weights is not None
     dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
@@ -81,6 +86,7 @@ def make_extractors(model: nn.Module, config: RunConfig, device: torch.device) -
     found = []
     for index, (network, name, source) in enumerate(zip(networks, names, sources, strict=True)):
         own = copy.deepcopy(network).eval().requires_grad_(False)
+        own = fold_batchnorm(own, torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0)))
         own = own.to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
         identity = f"{VERSION} {name} {weights_sha256(source, name)} {dtype} {device.type}"
         scale, shift = (model.scale[index], model.shift[index]) if index else (None, None)  # type: ignore[index]

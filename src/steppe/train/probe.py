@@ -66,7 +66,9 @@ class Probe:
         """Compute features, solve for the head, then write the weights and the summary."""
         began = time.perf_counter()
         self.observer.start(self.run, 1.0, 0.0)
-        extractors = make_extractors(self.model, self.config, self.device)
+        extractors = make_extractors(
+            self.model, self.config, self.device, self.dataset.channels, self.dataset.image_size
+        )
         cache = FeatureCache(
             extractors,
             self.dataset,
