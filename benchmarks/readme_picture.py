@@ -140,7 +140,8 @@ def main() -> None:
     machine, found = read_fit(given.fit, given.data, given.machine) if given.fit.is_file() else ("", {})
     figure = Figure(figsize=(12.6, 3.7) if found else (8.2, 3.7))
     if found:
-        left, right = figure.subfigures(1, 2, width_ratios=(2, 1))
+        halves: Any = figure.subfigures(1, 2, width_ratios=(2, 1))
+        left, right = halves
         draw_fit(right.add_axes((0.14, 0.15, 0.82, 0.73)), found, f"{given.data}: {machine}")
     else:
         left = figure
