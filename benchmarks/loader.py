@@ -37,6 +37,10 @@ CASES: dict[str, tuple[dict[str, object], int | None]] = {
         None,
     ),
     "crop, flip, AutoAugment": ({"crop_padding": 4, "flip": True, "autoaugment": "cifar10"}, None),
+    "crop, flip, TrivialAugment": ({"crop_padding": 4, "flip": True, "trivialaugment": True}, None),
+    "crop, flip, colour jitter": ({"crop_padding": 4, "flip": True, "colour_jitter": 0.4}, None),
+    "crop, flip, erasing": ({"crop_padding": 4, "flip": True, "erasing": 0.25}, None),
+    "crop, alternating flip": ({"crop_padding": 4, "flip": True, "alternate_flip": True}, None),
     "crop, flip, 32 → 224": ({"crop_padding": 4, "flip": True}, 224),
 }
 

@@ -39,6 +39,34 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+@pytest.fixture(scope="session")
+def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with weights of three tiny networks; see `small_pretrained`."""
+    from small_pretrained import STATISTICS, put_weights
+
+    return put_weights(tmp_path_factory.mktemp("weights"), *STATISTICS)
+
+
+@pytest.fixture(scope="session")
+def colour_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three classes of 15 colour images; see `small_pretrained`."""
+    from small_pretrained import put_images
+
+    return put_images(tmp_path_factory.mktemp("colours") / "images")
+
+
+@pytest.fixture
+def only_tiny_weights(tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No weights at hand but the tiny ones, and a cache of the test's own."""
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("STEPPE_WEIGHTS", str(tiny_weights))
+    monkeypatch.setenv("STEPPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("STEPPE_DATA", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tiny_weights
+
+
 @pytest.fixture(scope="module")
 def cluster():
     """A local cluster of two CPUs."""

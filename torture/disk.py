@@ -248,6 +248,7 @@ def read_only(found: Found, expected: Fingerprint, place: Path) -> None:
                     path.chmod((0o555 if path.is_dir() else 0o444) if locked else (0o755 if path.is_dir() else 0o644))
 
         lock(True)
+        scratch = ("--weights", "none")
         try:
             for name, arguments in {
                 "train": (*TRAIN[:-1], inside / "new"),
@@ -255,7 +256,7 @@ def read_only(found: Found, expected: Fingerprint, place: Path) -> None:
                 "cost": ("cost", inside / "r", "--device", "cpu"),
                 "report": ("report", inside / "r", "-o", inside / "page.html"),
                 "study run": ("study", "run", "quickstart", "--device", "cpu", "-o", inside / "study"),
-                "fit": ("fit", "digits", "--device", "cpu", "--budget", "20s", "-o", inside / "fit"),
+                "fit": ("fit", "digits", *scratch, "--device", "cpu", "--budget", "20s", "-o", inside / "fit"),
             }.items():
                 log = place / f"ro_{name.replace(' ', '_')}.log"
                 done = process.run(arguments, place, log)

@@ -23,7 +23,7 @@ from torture import process
 from torture.found import Found
 
 Fingerprint = dict[str, Any]
-FIT = ("fit", "digits", "--device", "cpu", "--model", "mlp_64", "-o", "f")
+FIT = ("fit", "digits", "--device", "cpu", "--weights", "none", "--model", "mlp_64", "-o", "f")
 FIT_BUDGET_S = 12
 
 _TIMES = ("time", "_s", "_at", "per_second", "earlier", "command", "peak_memory", "energy", "started")

@@ -43,11 +43,13 @@ CHANGES = {
     "data.fraction": 0.5,
     "data.variance": 15.0,
     "data.odd_images": "convert",
+    "data.learn_from_val": True,
     "data.statistics": "imagenet",
     "model.name": "resnet_tiny",
     "model.mode": "frozen",
     "model.weights": "other.safetensors",
     "model.last_blocks": 2,
+    "model.penalty": 0.1,
     "model.dropout": 0.1,
     "model.block_dropout": 0.1,
     "model.attention_dropout": 0.1,
@@ -72,7 +74,10 @@ CHANGES = {
     "optimizer.lr": 0.01,
     "optimizer.weight_decay": 0.5,
     "optimizer.momentum": 0.5,
+    "optimizer.nesterov": True,
     "optimizer.decay_norms": True,
+    "optimizer.layer_decay": 0.75,
+    "optimizer.head_lr_factor": 10.0,
     "objective.name": "adversarial",
     "objective.epsilon": 4.0,
     "objective.attack_step": 1.0,
@@ -90,10 +95,14 @@ CHANGES = {
     "augment.crop_padding": 1,
     "augment.resized_crop": 0.08,
     "augment.flip": True,
+    "augment.alternate_flip": True,
     "augment.autoaugment": "cifar10",
     "augment.randaugment": 2,
     "augment.randaugment_magnitude": 15,
+    "augment.trivialaugment": True,
+    "augment.colour_jitter": 0.4,
     "augment.cutout": 8,
+    "augment.erasing": 0.25,
     "augment.mixup": 0.2,
     "augment.cutmix": 1.0,
     "augment.mixup_probability": 0.5,
@@ -117,17 +126,23 @@ def test_every_key_is_covered_by_the_hash_test():
 @pytest.mark.parametrize("key", sorted(CHANGES))
 def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
     section, _, last = key.rpartition(".")
-    start = {"optimizer": {"name": "sgd"}} if key == "optimizer.momentum" else {}
+    start = {"optimizer": {"name": "sgd"}} if key in ("optimizer.momentum", "optimizer.nesterov") else {}
     if section == "minimizer" and last != "name":
         owners = [name for name, row in MINIMIZER_DEFAULTS.items() if last in row]
         start = {"minimizer": {"name": (owners or ["sam"])[0]}}
     if section == "objective" and last != "name":
         start = {"objective": {"name": next(name for name, row in OBJECTIVE_DEFAULTS.items() if last in row)}}
-    needs = {"randaugment_magnitude": {"randaugment": 1}, "mixup_probability": {"mixup": 0.2}}
+    needs = {
+        "alternate_flip": {"flip": True},
+        "randaugment_magnitude": {"randaugment": 1},
+        "mixup_probability": {"mixup": 0.2},
+    }
     if last in needs:
         start = {"augment": needs[last]}
     if last in ("mode", "weights"):
         start = {"model": {"mode": "finetune", "weights": "some.safetensors"}}
+    if last in ("penalty", "learn_from_val"):
+        start = {"model": {"mode": "probe", "weights": "some.safetensors"}}
     if last == "last_blocks":
         start = {"model": {"mode": "last_n_blocks", "weights": "some.safetensors", "last_blocks": 1}}
     before = RunConfig.model_validate(start)
@@ -187,12 +202,24 @@ def test_config_is_frozen():
         ({"minimizer": {"name": "sam", "sharp_every": 2, "sharp_last": 0.5}}, "give one"),
         ({"minimizer": {"name": "asam", "scaling": "al"}}, "did you mean 'all'"),
         ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "momentum means nothing to 'adamw'"),
+        ({"optimizer": {"name": "rmsprop", "nesterov": True}}, "nesterov belongs to sgd"),
+        ({"optimizer": {"name": "sgd", "momentum": 0.0, "nesterov": True}}, "nesterov belongs to sgd with momentum"),
+        (
+            {"optimizer": {"layer_decay": 0.75}, "model": {"mode": "frozen", "weights": "w.safetensors"}},
+            "layer_decay means nothing to mode 'frozen'",
+        ),
+        (
+            {"optimizer": {"head_lr_factor": 10.0}, "model": {"mode": "probe", "weights": "w.safetensors"}},
+            "head_lr_factor means nothing to mode 'probe'",
+        ),
         ({"budget": {"epochs": 3, "gradient_evaluations": 5}}, "one budget"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr"),
         ({"augment": {"randaugment_magnitude": 9}}, "without randaugment"),
         ({"augment": {"mixup_probability": 0.5}}, "without mixup"),
+        ({"augment": {"alternate_flip": True}}, "without flip"),
         ({"augment": {"crop_padding": 4, "resized_crop": 0.08}}, "give one"),
         ({"augment": {"randaugment": 2, "autoaugment": "cifar10"}}, "give one"),
+        ({"augment": {"randaugment": 2, "trivialaugment": True}}, "randaugment and trivialaugment are 2 policies"),
         ({"objective": {"name": "adversarail"}}, "did you mean 'adversarial'"),
         ({"objective": {"epsilon": 2}}, "epsilon means nothing to 'supervised'"),
         ({"objective": {"name": "adversarial", "temperature": 1}}, "it belongs to contrastive"),

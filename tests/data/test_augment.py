@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import math
 import weakref
+from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
 import torchvision.transforms.functional as TF
-from torchvision.transforms import InterpolationMode, autoaugment
+from torchvision.transforms import ColorJitter, InterpolationMode, RandomErasing, autoaugment
 
 from steppe.config import AugmentConfig, DataConfig
 from steppe.data import Augment, Draws, Loader, Source, Split, divide, load
-from steppe.data.augment import cut_out, draw_boxes, mix, shift
-from steppe.data.policies import FILL, OPERATIONS, POLICIES, AutoAugment, Operations, RandAugment
+from steppe.data.augment import cut_out, draw_boxes, draw_erased_boxes, jitter_colours, mix, shift
+from steppe.data.policies import FILL, OPERATIONS, POLICIES, AutoAugment, Operations, RandAugment, TrivialAugment
 from steppe.data.resample import resize, resize_boxes
 from steppe.errors import ConfigError
 
@@ -66,6 +67,63 @@ def test_flip_mirrors_half_of_the_images():
     assert 20 < sum(mirrored) < 60
 
 
+def mirrored_images(some: Loader, data, epoch: int, view: int = 0) -> dict[int, bool]:
+    """Which images of the training set an epoch mirrors, by their number."""
+    plain, found = loader(data), {}
+    for index in range(len(some)):
+        for number, own, other in zip(
+            some.picked(epoch, index).tolist(),
+            some.batch(epoch, index, view)[0],
+            plain.batch(epoch, index)[0],
+            strict=True,
+        ):
+            assert torch.equal(own, other) or torch.equal(own, other.flip(-1))
+            found[number] = not torch.equal(own, other)
+    return found
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_alternate_flip_mirrors_each_image_in_every_second_epoch(resident):
+    data = dataset(960)
+    some = loader(data, augment=AugmentConfig(flip=True, alternate_flip=True), resident=resident)
+    epochs = [mirrored_images(some, data, epoch) for epoch in (0, 1, 2, 5)]
+    assert len(epochs[0]) == len(some.split) // 16 * 16
+    assert 0.4 < sum(epochs[0].values()) / len(epochs[0]) < 0.6
+    for number, mirrored in epochs[0].items():
+        for turn, epoch in ((True, 1), (False, 2), (True, 3)):
+            assert epochs[epoch].get(number, mirrored != turn) == (mirrored != turn)
+
+
+def test_alternate_flip_begins_with_other_images_for_another_seed_or_view():
+    data = dataset()
+    config = AugmentConfig(flip=True, alternate_flip=True)
+    first = mirrored_images(loader(data, augment=config), data, 0)
+    assert mirrored_images(loader(data, augment=config), data, 0) == first
+    assert mirrored_images(loader(data, augment=config), data, 0, view=1) != first
+    draws = [Augment(data, config, CPU).draws(16, seed) for seed in (0, 1)]
+    rows = [some.alternate(torch.zeros(60, 1), torch.arange(60), 0) for some in draws]
+    assert not torch.equal(*rows)
+
+
+@pytest.mark.parametrize("crop", [{"crop_padding": 4}, {"resized_crop": 0.3}])
+def test_alternate_flip_leaves_the_other_draws_alone(crop):
+    """An image that a plain flip treats alike comes out alike; every other one comes out mirrored."""
+    data = dataset()
+    options = {**crop, "flip": True, "cutout": 8}
+    plain = loader(data, augment=AugmentConfig.model_validate(options)).batch(0, 0)[0]
+    config = AugmentConfig.model_validate({**options, "alternate_flip": True})
+    some = loader(data, augment=config)
+    draws = some._draws_of(0)
+    before = draws.of(0, 0)[0]
+    after = draws.alternate(before, some.picked(0, 0), 0)
+    column = 2 if "crop_padding" in crop else 4
+    alike = (before[:, column] < 0.5) == (after[:, column] < 0.5)
+    assert 0 < alike.sum() < len(alike)
+    assert torch.equal(some.batch(0, 0)[0][alike], plain[alike])
+    rest = [place for place in range(before.shape[1]) if place != column]
+    assert torch.equal(before[:, rest], after[:, rest])
+
+
 def reference(name: str, image: torch.Tensor, value: float) -> torch.Tensor:
     fill = [float(FILL)] * image.shape[0]
     nearest = InterpolationMode.NEAREST
@@ -86,9 +144,9 @@ VALUES = {
     "translate_y": (-3.0, 14.0),
     "rotate": (-30.0, 11.0),
     "brightness": (0.1, 1.9),
-    "color": (0.1, 1.9),
-    "contrast": (0.1, 1.9),
-    "sharpness": (0.1, 1.9),
+    "color": (0.1, 1.264, 1.9),
+    "contrast": (0.1, 1.264, 1.9),
+    "sharpness": (0.1, 1.264, 1.9),
     "posterize": (4.0, 7.0),
     "solarize": (0.0, 110.0),
 }
@@ -109,8 +167,7 @@ def test_operations_are_torchvisions(name, channels):
         if name in ("rotate", "shear_x", "shear_y"):  # half way between two pixels, a coordinate may round either way
             assert (mine == theirs).float().mean() > 0.97
         else:
-            assert (mine.int() - theirs.int()).abs().max() <= (1 if name in ("autocontrast", "color") else 0)
-            assert (mine == theirs).float().mean() > 0.99
+            assert torch.equal(mine, theirs)
 
 
 def test_equalize_leaves_flat_images_alone():
@@ -182,6 +239,66 @@ def test_randaugment_uses_its_fourteen_operations_evenly():
     assert RandAugment(2, 15, 224, CPU).columns == 4
 
 
+TRIVIAL_NAMES = {
+    "Identity": "identity",
+    "ShearX": "shear_x",
+    "ShearY": "shear_y",
+    "TranslateX": "translate_x",
+    "TranslateY": "translate_y",
+    "Rotate": "rotate",
+    "Brightness": "brightness",
+    "Color": "color",
+    "Contrast": "contrast",
+    "Sharpness": "sharpness",
+    "Posterize": "posterize",
+    "Solarize": "solarize",
+    "AutoContrast": "autocontrast",
+    "Equalize": "equalize",
+}
+
+
+def trivial_draws(operation: int, strength: int, sign: int) -> list[float]:
+    """Draws that choose this cell, in the middle of their share of 0 to 1."""
+    return [(operation + 0.5) / 14, (strength + 0.5) / 31, 0.75 if sign > 0 else 0.25]
+
+
+@pytest.mark.parametrize("number", range(14), ids=list(TRIVIAL_NAMES))
+def test_trivialaugment_is_torchvisions_at_every_strength(number):
+    theirs = autoaugment.TrivialAugmentWide()
+    images = pictures(2)
+    policy = TrivialAugment(32, CPU)
+    (name, (strengths, signed)) = list(theirs._augmentation_space(31).items())[number]
+    for place in range(31):
+        for sign in (1, -1):
+            strength = float(strengths[place] if strengths.ndim else strengths) * (sign if signed else 1)
+            mine = policy(images, torch.tensor([trivial_draws(number, place, sign)] * 2))
+            fill = [float(FILL)] * 3
+            other = torch.stack(
+                [autoaugment._apply_op(image, name, strength, InterpolationMode.NEAREST, fill) for image in images]
+            )
+            if name in ("Rotate", "ShearX", "ShearY"):  # half way between two pixels, a coordinate may round either way
+                assert (mine == other).float().mean() > 0.97
+            else:
+                assert torch.equal(mine, other)
+
+
+def test_trivialaugment_has_torchvisions_operations_in_its_order():
+    space = autoaugment.TrivialAugmentWide()._augmentation_space(31)
+    assert list(space) == list(TRIVIAL_NAMES)
+    policy = TrivialAugment(32, CPU)
+    assert [name for name, _ in policy.operations.cells[::62]] == list(TRIVIAL_NAMES.values())
+
+
+def test_trivialaugment_draws_operations_strengths_and_signs_evenly():
+    policy = TrivialAugment(8, CPU)
+    seen = []
+    policy.operations = lambda images, rows: seen.append(rows) or images
+    policy(pictures(1, 8).expand(86800, 3, 8, 8), uniform(86800, 3))
+    counts = torch.bincount(seen[0], minlength=14 * 31 * 2)
+    assert len(counts) == 14 * 31 * 2
+    assert abs(((counts - 100) ** 2 / 100).sum().item() - 867) < 5 * math.sqrt(2 * 867)  # chi-squared
+
+
 @pytest.mark.parametrize(("box", "size"), [((0, 0, 32, 32), 48), ((3, 5, 20, 11), 32), ((1, 0, 30, 31), 12)])
 def test_boxes_are_resized_as_torchvision_does(box, size):
     images = pictures(3)
@@ -219,6 +336,36 @@ def test_inception_crops_have_the_published_distribution():
         assert mine.std().item() == pytest.approx(other.std().item(), rel=0.06)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_colour_jitter_is_torchvisions_in_every_order(channels, order):
+    images = pictures(8, channels=channels)
+    factors = uniform(8, 3)
+    ranks = torch.tensor([[order.index(kind) / 3 for kind in range(3)]]).expand(8, 3)
+    mine = jitter_colours(images, 0.6, torch.cat([ranks, factors], 1)) / 255
+    changes = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation)
+    for image, own, out in zip(images / 255, 0.4 + 1.2 * factors, mine, strict=True):
+        for kind in order:
+            image = changes[kind](image, float(own[kind]))
+        torch.testing.assert_close(out, image, atol=1e-5, rtol=0)
+
+
+def test_colour_jitter_has_torchvisions_distribution():
+    theirs = ColorJitter(0.4, 0.4, 0.4)
+    images = pictures(1).expand(1500, 3, 32, 32)
+    torch.manual_seed(0)
+    other = torch.stack([theirs(image) for image in images / 255])
+    mine = jitter_colours(images, 0.4, uniform(1500, 6)) / 255
+    for figure in (lambda x: x.mean((1, 2, 3)), lambda x: x.std((1, 2, 3)), lambda x: x.std(1).mean((1, 2))):
+        assert figure(mine).mean().item() == pytest.approx(figure(other).mean().item(), rel=0.03)
+        assert figure(mine).std().item() == pytest.approx(figure(other).std().item(), rel=0.07)
+
+
+def test_colour_jitter_takes_no_negative_factor():
+    dark = jitter_colours(pictures(1), 3.0, torch.tensor([[0.0, 0.5, 0.9, 0.0, 0.3, 0.3]]))
+    assert torch.equal(dark, torch.zeros(1, 3, 32, 32))
+
+
 def test_cutout_blanks_one_square():
     out = cut_out(torch.ones(300, 3, 16, 16), 6, uniform(300, 2))
     blank = (out == 0).sum((1, 2, 3)) / 3
@@ -229,10 +376,56 @@ def test_cutout_blanks_one_square():
     assert corner.sum() == 256 - 12
 
 
+@pytest.mark.parametrize("side", [32, 224])
+def test_erased_boxes_have_torchvisions_distribution(side):
+    top, left, height, width = draw_erased_boxes(uniform(20000, 23), 1.0, side).unbind(1)
+    assert bool(((top >= 0) & (left >= 0) & (top + height <= side) & (left + width <= side)).all())
+    torch.manual_seed(0)
+    image, theirs = torch.empty(3, side, side), []
+    for _ in range(4000):
+        theirs.append(RandomErasing.get_params(image, (0.02, 1 / 3), (0.3, 10 / 3), [0.0])[:4])
+    other = torch.tensor(theirs).float().unbind(1)
+    area, ratio = height * width / side**2, (height / width).log()
+    their_area, their_ratio = other[2] * other[3] / side**2, (other[2] / other[3]).log()
+    assert ratio.mean().item() == pytest.approx(their_ratio.mean().item(), abs=0.05)
+    assert ratio.std().item() == pytest.approx(their_ratio.std().item(), rel=0.05)
+    for mine, their in ((area, their_area), (top, other[0]), (left, other[1]), (height, other[2]), (width, other[3])):
+        assert mine.mean().item() == pytest.approx(their.mean().item(), rel=0.05)
+        assert mine.std().item() == pytest.approx(their.std().item(), rel=0.06)
+
+
+def test_erasing_blanks_one_box_in_its_share_of_the_images():
+    data = dataset(1200)
+    erased = [loader(data, augment=AugmentConfig(erasing=0.3)).batch(0, i)[0] for i in range(22)]
+    plain = [loader(data).batch(0, i)[0] for i in range(22)]
+    after, before = torch.cat(erased), torch.cat(plain)
+    blank = ((after == 0) & (before != 0)).any(1)
+    assert torch.equal(after, torch.where(blank[:, None], 0.0, before))
+    touched = blank.flatten(1).any(1)
+    assert touched.float().mean() == pytest.approx(0.3, abs=0.07)
+    for mask in blank[touched]:
+        rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
+        height, width = rows.max() - rows.min() + 1, columns.max() - columns.min() + 1
+        assert mask.sum() >= 0.97 * height * width  # a pixel may have been 0 already
+        assert 0.01 < height * width / 32**2 < 0.36
+
+
+def test_erasing_leaves_the_other_draws_alone():
+    data = dataset()
+    config = {"resized_crop": 0.3, "flip": True, "cutout": 8}
+    change = Augment(data, AugmentConfig.model_validate({**config, "erasing": 1e-9}), CPU)
+    images, labels = data.train.images[:16], data.train.labels[:16]
+    rows = uniform(16, change.columns)
+    alone = Augment(data, AugmentConfig.model_validate(config), CPU)
+    one = change(images, labels, change._prepare(rows), torch.empty(0))[0]
+    other = alone(images, labels, alone._prepare(rows[:, : alone.columns]), torch.empty(0))[0]
+    assert torch.equal(one, other)
+
+
 def test_mixup_mixes_images_and_targets_alike():
     images, targets = torch.randn(4, 3, 8, 8), torch.eye(4)
     mixed, soft = mix(images, targets, torch.tensor([0.7, 1.0, 0.5, 0.5]), cutmix=False)
-    assert torch.allclose(mixed[1], 0.7 * images[1] + 0.3 * images[0])
+    assert torch.allclose(mixed[1], 0.7 * images[1] + 0.3 * images[0], atol=1e-6)
     assert torch.allclose(soft[1], torch.tensor([0.3, 0.7, 0, 0]))
 
 
@@ -266,6 +459,8 @@ EVERYTHING = [
     {"crop_padding": 4, "flip": True},
     {"resized_crop": 0.08, "flip": True, "randaugment": 2, "randaugment_magnitude": 15, "mixup": 0.5},
     {"crop_padding": 4, "flip": True, "autoaugment": "cifar10", "cutout": 8, "cutmix": 1.0},
+    {"crop_padding": 4, "flip": True, "trivialaugment": True, "colour_jitter": 0.3},
+    {"resized_crop": 0.5, "flip": True, "alternate_flip": True, "colour_jitter": 0.4, "erasing": 0.5, "cutmix": 1.0},
 ]
 
 
@@ -302,9 +497,10 @@ def test_the_augmentation_is_one_graph_of_fixed_shapes(options):
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
-def test_ranks_share_a_batch():
+@pytest.mark.parametrize("alternate", [False, True])
+def test_ranks_share_a_batch(alternate):
     data = dataset()
-    config = AugmentConfig(crop_padding=4, flip=True)
+    config = AugmentConfig(crop_padding=4, flip=True, alternate_flip=alternate)
     whole = loader(data, augment=config).batch(1, 2)
     parts = [loader(data, augment=config, rank=r, ranks=3).batch(1, 2) for r in range(3)]
     assert torch.equal(torch.cat([p[0] for p in parts]), whole[0])
@@ -355,8 +551,9 @@ def test_draws_never_reach_one():
 
 def test_points_can_only_be_mixed():
     toy = load(DataConfig(name="toy_rings"))
-    with pytest.raises(ConfigError, match="points, not pictures"):
-        Augment(toy, AugmentConfig(flip=True), CPU)
+    for config in (AugmentConfig(flip=True), AugmentConfig(colour_jitter=0.4)):
+        with pytest.raises(ConfigError, match="points, not pictures"):
+            Augment(toy, config, CPU)
     images, targets = loader(toy, augment=AugmentConfig(mixup=1.0)).batch(0, 0)
     assert images.shape == (16, 2, 1, 1)
     assert targets.shape == (16, 2)

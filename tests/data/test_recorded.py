@@ -43,8 +43,9 @@ def test_batches_are_those_of_the_cpu(options):
         torch.testing.assert_close(targets.cpu(), expected[1])
 
 
-def test_a_batch_never_waits_for_the_device():
-    some = loader(EVERYTHING[2], "cuda")
+@pytest.mark.parametrize("options", EVERYTHING)
+def test_a_batch_never_waits_for_the_device(options):
+    some = loader(options, "cuda")
     some.batch(0, 0)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from timm.optim import param_groups_layer_decay
 
 from steppe.config import ModelConfig
 from steppe.errors import ConfigError
-from steppe.models import activations, blocks, build, partitions
+from steppe.models import activations, blocks, build, count_depths, partitions
 
 CASES = {
     "resnet_tiny": (3, ("stages", "blocks")),
@@ -107,3 +110,25 @@ def test_a_family_without_names_is_refused():
     with pytest.raises(ConfigError, match="parts of a ConvNeXt have no names") as error:
         blocks(make("convnext_atto"))
     assert "EfficientNet" in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if hasattr(make(name), "group_matcher")])
+def test_depths_are_those_of_timm(name):
+    """But for what timm counts into the head of two families: the norm, or neck, that we give a name of its own."""
+    model = make(name)
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    layers = param_groups_layer_decay(model, 0.0, layer_decay=0.5)
+    theirs = {names[id(p)]: round(-math.log2(group["lr_scale"])) for group in layers for p in group["params"]}
+    theirs |= {key: 1 for key in theirs if name == "tiny_vit_5m_224" and key.startswith("head.norm.")}
+    theirs |= {key: 1 for key in theirs if name == "mobilenetv3_small_100" and key.startswith("conv_head.")}
+    assert count_depths(model) == theirs
+
+
+@pytest.mark.parametrize("name", ["resnet_tiny", "wrn_16_1"])
+def test_depths_of_our_own_networks_count_their_blocks(name):
+    model = make(name)
+    depths, blocks = count_depths(model), CASES[name][0]
+    assert depths["conv1.weight"] == blocks + 1
+    assert depths["head.weight"] == 0
+    assert depths["stages.0.0.conv1.weight"] == blocks
+    assert sorted(set(depths.values())) == list(range(blocks + 2))

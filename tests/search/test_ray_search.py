@@ -24,14 +24,18 @@ def test_trials_of_a_search_are_spread(cluster, tmp_path):
     from steppe.config import DataConfig
     from steppe.search.fitting import Wanted, fit
     from steppe.search.journal import open_journal
+    from steppe.search.observer import SearchObserver
+
+    class Watch(SearchObserver):
+        def say(self, text):
+            threads.append(torch.get_num_threads())
 
     began = time.monotonic()
-    wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny",))
+    wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny",), weights="none")
     threads = [torch.get_num_threads()]
-    note = lambda event, config, outcome: threads.append(torch.get_num_threads())  # noqa: E731
     torch.set_num_threads(3)
     try:
-        found = fit(wanted, 40, tmp_path / "f", device="cpu", on_ray=True, notify=note)
+        found = fit(wanted, 40, tmp_path / "f", device="cpu", on_ray=True, observer=Watch())
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads.pop(0))
@@ -48,18 +52,18 @@ def test_trials_of_a_search_are_spread(cluster, tmp_path):
 @pytest.mark.long
 def test_a_search_whose_folder_is_not_seen_ends_with_an_error(cluster, tmp_path, monkeypatch, capsys):
     from steppe.cli import main
-    from steppe.studies import raytrials
+    from steppe.search import ray_trials as module
 
-    class Blind(raytrials.TrialWorker):  # inside of a function, so that it travels by value
+    class Blind(module.TrialWorker):  # inside of a function, so that it travels by value
         def __init__(self, place):
             from dataclasses import replace
 
             super().__init__(replace(place, marker=("/nowhere", "")))
 
-    monkeypatch.setattr(raytrials, "TrialWorker", Blind)
+    monkeypatch.setattr(module, "TrialWorker", Blind)
     folder = tmp_path / "f"
     with pytest.raises(SystemExit) as caught:
-        main(["fit", "digits", "--budget", "60s", "--on", "ray", "--device", "cpu", "--out", str(folder)])
+        main(["fit", "digits", "--weights", "none", "--on", "ray", "--device", "cpu", "--out", str(folder)])
     assert caught.value.code == 2
     said = capsys.readouterr().err
     assert "does not see the search's folder" in said
@@ -70,11 +74,11 @@ def test_a_search_whose_folder_is_not_seen_ends_with_an_error(cluster, tmp_path,
 def ray_trials(cluster, tmp_path):
     """A search's folder with a trial in its journal, and workers that are slow to start."""
     from steppe.config import DataConfig
+    from steppe.search import ray_trials as module
     from steppe.search.journal import begin_trial, choose, open_journal
     from steppe.search.space import Space
-    from steppe.studies import raytrials
 
-    class Slow(raytrials.TrialWorker):
+    class Slow(module.TrialWorker):
         def get_ready(self):
             if self.dataset is None:
                 time.sleep(SLOW_S)
@@ -83,8 +87,8 @@ def ray_trials(cluster, tmp_path):
     study = open_journal(tmp_path)
     begin_trial(study, choose(study, Space(("mlp_8",)), 0, None), {"rung": 0})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(raytrials, "TrialWorker", Slow)
-        opened = raytrials.RayTrials(
+        patch.setattr(module, "TrialWorker", Slow)
+        opened = module.RayTrials(
             tmp_path, address=None, data_config=DataConfig(), data_root=None, keeping=None, device="cpu"
         )
     yield opened

@@ -22,17 +22,18 @@ from steppe.errors import ConfigError, RunError
 from steppe.report import write_report
 from steppe.report.record import read_record
 from steppe.runs import Run, create_run, read_json
+from steppe.search import space
 from steppe.search.budget import Budget, parse_budget, parse_seconds
 from steppe.search.chosen import evaluate_chosen
 from steppe.search.executor import Job, reporter
 from steppe.search.fitting import Wanted
 from steppe.search.journal import begin_trial, choose, interrupted_trials, open_journal, to_promote
+from steppe.search.observer import SearchObserver
 from steppe.search.pareto import explain, tabulate, write_fronts
-from steppe.search.space import METHODS, Space, find_models, recommended, suggest, to_config
+from steppe.search.space import Space, find_models, recommended, suggest, to_config
 from steppe.search.starts import STARTS
-from steppe.search.trial import VAL_EXAMPLES, run_trial
+from steppe.search.trial import VAL_EXAMPLES, Outcome, run_trial
 from steppe.search.trial_search import Search
-from steppe.studies import space
 from steppe.train import train
 
 DIGITS = {"name": "digits"}
@@ -53,31 +54,17 @@ def test_what_is_no_time_is_refused(text):
 
 
 def test_every_point_of_the_space_is_a_run():
-    space = Space(("resnet_tiny", "vit_tiny_p2"), ("scratch", "frozen", "finetune"), "w.safetensors", (32, 64), crop=1)
+    space = Space(("resnet_tiny", "vit_tiny_p2"), (32, 64), crop=1)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     seen = set()
     for _ in range(60):
         config = to_config(suggest(study.ask(), space), space, data=DIGITS, seed=3, budget={"seconds": 1.23456})
         seen.add((config.minimizer.name, config.minimizer.sharp_last, config.minimizer.ascent_fraction))
-        assert (config.model.weights is None) == (config.model.mode is None)
+        assert config.model.mode is None
         assert config.budget.seconds == 1.23
         assert config.seed == 3
     assert seen == {("base", None, None), ("sam", 0.25, None), ("sam", None, None), ("asam", None, None)}
     assert Space.from_json(json.loads(json.dumps(space.to_json()))) == space
-
-
-def test_a_search_from_before_methods_were_kept_goes_on_with_those_it_had(tmp_path):
-    kept = Space(("resnet_tiny", "vit_tiny_p2")).to_json()
-    del kept["methods"]
-    space = Space.from_json(json.loads(json.dumps(kept)))
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    former = {"base", "sam_quarter", "sam", "asam_quarter"}
-    assert {suggest(study.ask(), space)["method"] for _ in range(40)} == former <= set(METHODS)
-    assert {point["method"] for point in recommended(space)} == {"base"}
-    config = to_config(
-        {**recommended(space)[0], "method": "asam_quarter", "rho_asam": 0.5}, space, data=DIGITS, seed=0, budget={}
-    )
-    assert (config.minimizer.name, config.minimizer.ascent_fraction, config.minimizer.rho) == ("asam", 0.25, 0.5)
 
 
 def test_recommended_points_are_in_the_space_and_each_family_has_one():
@@ -99,12 +86,10 @@ def test_every_start_has_a_source_that_is_there_and_can_be_tried():
         assert re.search("results/|studies/|docs/|README|arXiv", start.source)
         numbers = f"| {start.lr:g} | {start.weight_decay:g} | {start.warmup:g} |"
         assert any(start.kind in line and numbers in line for line in text.splitlines()), f"docs/search.md: {numbers}"
-    space = Space(
-        ("wrn_10_2", "resnet18", "mlp_8_8", "vit_ti_p4"), modes=("scratch", "frozen", "finetune"), weights="timm"
-    )
+    space = Space(("wrn_10_2", "resnet18", "mlp_8_8", "vit_ti_p4"))
     points = recommended(space)
     assert len({json.dumps(point) for point in points}) == len(points)
-    assert [point["mode"] for point in points] == ["finetune"] * 3 + ["frozen"] * 3 + ["scratch"] * 7
+    assert len(points) == 7
     study = optuna.create_study()
     for point in points:
         study.enqueue_trial(point)
@@ -112,9 +97,11 @@ def test_every_start_has_a_source_that_is_there_and_can_be_tried():
 
 
 def test_a_search_begins_with_them(tmp_path):
-    wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny", "vit_tiny_p2"))
+    wanted = Wanted(DataConfig(name="digits"), ("resnet_tiny", "vit_tiny_p2"), weights="none")
     digits = data.load(wanted.data)
-    search = Search(wanted, Budget(600), tmp_path, digits, torch.device("cpu"), None, lambda *_: None, time.monotonic())
+    search = Search(
+        wanted, Budget(600), tmp_path, digits, torch.device("cpu"), None, SearchObserver(), time.monotonic()
+    )
     first = recommended(search.space)
     assert [point["model"] for point in first] == [*["resnet_tiny"] * 2, "vit_tiny_p2", "resnet_tiny", "vit_tiny_p2"]
     assert [search._next_trial().params for _ in first] == first
@@ -132,8 +119,10 @@ def test_models_are_timed_until_two_in_a_row_are_too_slow_unless_named(tmp_path,
     seconds = [0.01, 1e9, 1e9, 0.01, 0.01]
     timed = []
     monkeypatch.setattr(space, "_time_epoch", lambda *_: timed.append(seconds[len(timed)]) or timed[-1])
-    wanted, cpu = Wanted(DataConfig(name="digits"), named), torch.device("cpu")
-    search = Search(wanted, Budget(600), tmp_path, data.load(wanted.data), cpu, None, lambda *_: None, time.monotonic())
+    wanted, cpu = Wanted(DataConfig(name="digits"), named, weights="none"), torch.device("cpu")
+    search = Search(
+        wanted, Budget(600), tmp_path, data.load(wanted.data), cpu, None, SearchObserver(), time.monotonic()
+    )
     assert len(timed) == looked_at
     assert set(search.space.models) == kept
 
@@ -382,11 +371,24 @@ def test_a_damaged_journal_is_told(tmp_path, line):
         open_journal(tmp_path)
 
 
-def test_a_trial_is_shown_with_its_accuracy_and_not_with_its_score(tmp_path, capsys):
-    """The score is the accuracy less a thousandth of the loss, to break ties."""
-    from steppe.cli.fit import _Shown
-    from steppe.search.trial import Outcome
+class Heard(SearchObserver):
+    """Keeps what it is told."""
 
-    config = RunConfig.model_validate({"budget": {"seconds": 1}})
-    _Shown(None, tmp_path)("end", config, Outcome("complete", 0.9912, 1.0, val_accuracy=0.993))
-    assert "99.3% validation" in capsys.readouterr().out
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_trial_is_shown_with_its_accuracy_and_not_with_its_score(tmp_path):
+    """The score is the accuracy less a thousandth of the loss, to break ties."""
+    wanted, heard = Wanted(DataConfig(name="digits"), ("mlp_8",), weights="none"), Heard()
+    digits = data.load(wanted.data)
+    search = Search(wanted, Budget(600), tmp_path, digits, torch.device("cpu"), None, heard, time.monotonic())
+    trial = search._next_trial()
+    config = search._config(trial.params, 1.0)
+    job = Job(config, 9.0, trial._trial_id, rung=0)
+    search._end(trial, job, Outcome("complete", 0.9912, 1.0, val_accuracy=0.993))
+    assert "99.3% validation" in heard.lines[-1]
+    assert heard.lines[-1].startswith("[1] mlp_8")

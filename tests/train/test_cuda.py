@@ -72,6 +72,20 @@ def test_captured_agrees_with_eager(digits, tmp_path, minimizer, parts):
         assert other["lr"] == pytest.approx(one["lr"])
 
 
+@pytest.mark.parametrize("minimizer", ["base", "sam", "gsam"])
+@pytest.mark.parametrize(
+    "own", [{"layer_decay": 0.7, "head_lr_factor": 2.0}, {"nesterov": True}], ids=["rates", "nesterov"]
+)
+def test_captured_agrees_with_eager_whatever_the_base_optimizer_does(digits, tmp_path, minimizer, own):
+    config = make_config(minimizer={"name": minimizer}, optimizer={"name": "sgd", "lr": 0.02, **own})
+    eager = train(config, digits, tmp_path / "eager", device="cuda", captured=False)
+    captured = train(config, digits, tmp_path / "captured", device="cuda", captured=True)
+    for one, other in zip(eager.metrics(), captured.metrics(), strict=True):
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.02)
+        assert other["val_loss"] == pytest.approx(one["val_loss"], rel=0.05)
+        assert other["lr"] == one["lr"]
+
+
 @pytest.mark.parametrize("objective", ["adversarial", "contrastive"])
 @pytest.mark.parametrize("minimizer", ["base", "sam", "looksam", "msam"])
 def test_captured_agrees_with_eager_in_every_objective(digits, tmp_path, minimizer, objective):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import KillAt, KilledError, make_config, story, weights
+from training import KillAt, make_config, story, train_whole_and_resumed, weights
 
 import steppe.train.loop as loop
 import steppe.train.objectives as objectives
@@ -108,10 +108,7 @@ VARIANTS = [
 @pytest.mark.parametrize("minimizer", VARIANTS, ids=lambda v: "-".join(map(str, v.values())))
 def test_every_method_trains_and_resumes_exactly(digits, tmp_path, minimizer):
     config = make_config(minimizer=minimizer, optimizer={"name": "sgd", "lr": 0.05}, budget={"epochs": 2})
-    whole = train(config, digits, tmp_path / "whole")
-    with pytest.raises(KilledError):
-        train(config, digits, tmp_path / "killed", observer=KillAt(8, 5))
-    resumed = train(config, digits, tmp_path / "killed")
+    whole, resumed = train_whole_and_resumed(config, digits, tmp_path, KillAt(8, 5))
     assert weights(resumed) == weights(whole)
     assert story(resumed) == story(whole)
     spent = whole.summary["gradient_evaluations"] / whole.summary["steps"]
@@ -188,11 +185,8 @@ def test_early_stopping(digits, tmp_path, monkeypatch):
 
 def test_the_average_of_the_weights_is_kept_and_resumed(digits, tmp_path):
     config = make_config(ema=0.9, minimizer={"name": "base"})
-    whole = train(config, digits, tmp_path / "whole")
+    whole, resumed = train_whole_and_resumed(config, digits, tmp_path, KillAt(8, 5))
     assert weights(whole) != weights(train(make_config(minimizer={"name": "base"}), digits, tmp_path / "plain"))
-    with pytest.raises(KilledError):
-        train(config, digits, tmp_path / "killed", observer=KillAt(8, 5))
-    resumed = train(config, digits, tmp_path / "killed")
     assert weights(resumed) == weights(whole)
     assert story(resumed) == story(whole)
 
@@ -224,11 +218,9 @@ def test_every_optimizer_learns_and_resumes(digits, tmp_path, name):
     config = make_config(
         model={"name": "resnet_tiny"}, minimizer={"name": "sam"}, optimizer={"name": name}, batch_size=128, augment={}
     )
-    whole = train(config, digits, tmp_path / "whole")
+    whole, resumed = train_whole_and_resumed(config, digits, tmp_path, KillAt(15, 10))
     assert whole.metrics()[-1]["train_loss"] < 1.5
-    with pytest.raises(KilledError):
-        train(config, digits, tmp_path / "killed", observer=KillAt(15, 10))
-    assert weights(train(config, digits, tmp_path / "killed")) == weights(whole)
+    assert weights(resumed) == weights(whole)
 
 
 def test_losses():

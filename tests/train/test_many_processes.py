@@ -75,9 +75,9 @@ def assert_same_training(one: Run, other: Run, tolerance: float) -> None:
 
 
 CASES = {
-    "ddp sam": (2, ["--minimizer", "sam"], []),
+    "ddp sam": (2, ["--minimizer", "sam", "--layer-decay", "0.7"], []),
     "ddp four": (4, ["--minimizer", "asam"], []),
-    "fsdp sam": (2, ["--minimizer", "sam", "--ema", "0.9"], ["--shard"]),
+    "fsdp sam": (2, ["--minimizer", "sam", "--ema", "0.9", "--layer-decay", "0.7"], ["--shard"]),
     "fsdp four": (4, ["--minimizer", "fsam"], ["--shard"]),
     "adversarial": (2, ["--objective", "adversarial"], []),
 }

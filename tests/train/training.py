@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from steppe.config import RunConfig
+from steppe.data import Dataset
 from steppe.runs import Observer, Run
+from steppe.train import train
 
 
 class KilledError(BaseException):
@@ -29,6 +35,14 @@ def make_config(**changes) -> RunConfig:
         "budget": {"epochs": 3},
     }
     return RunConfig.model_validate({**values, **changes})
+
+
+def train_whole_and_resumed(config: RunConfig, dataset: Dataset, folder: Path, kill: KillAt) -> tuple[Run, Run]:
+    """One run that is left alone, and one that is killed and goes on."""
+    whole = train(config, dataset, folder / "whole")
+    with pytest.raises(KilledError):
+        train(config, dataset, folder / "killed", observer=kill)
+    return whole, train(config, dataset, folder / "killed")
 
 
 def weights(run: Run) -> bytes:

@@ -234,8 +234,19 @@ class OptimizerConfig(Section):
         None, ge=0, description="default: 0.0005 for sgd, 0.05 for adamw, 0.02 for lamb, else 0"
     )
     momentum: float | None = Field(None, ge=0, lt=1, description="sgd and rmsprop; default: 0.9")
+    nesterov: bool = Field(False, description="sgd: Nesterov's momentum, a step ahead of the plain one")
     decay_norms: bool = Field(
         False, description="decay biases and the weights of norms too; default: yes for sgd, no for the others"
+    )
+    layer_decay: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="learning rate of each block as a share of that of the block above it, such as 0.75; "
+        "the head has the peak rate; default: one rate for all",
+    )
+    head_lr_factor: float | None = Field(
+        None, gt=0, description="learning rate of the head as a multiple of lr, such as 10; default: 1"
     )
 
     @model_validator(mode="before")
@@ -246,6 +257,8 @@ class OptimizerConfig(Section):
     @model_validator(mode="after")
     def _only_own_options(self) -> Self:
         refuse_foreign(self, self.name, OPTIMIZER_DEFAULTS)
+        if self.nesterov and (self.name != "sgd" or not self.momentum):
+            raise ValueError("nesterov belongs to sgd with momentum")
         return self
 
 
@@ -269,6 +282,10 @@ class AugmentConfig(Section):
         None, gt=0, le=1, description="Inception-style crop: smallest share of the area, such as 0.08; default: off"
     )
     flip: bool = Field(False, description="mirror half of the images")
+    alternate_flip: bool = Field(
+        False,
+        description="flip: mirror each image in every second epoch, half of them in the first; default: at random",
+    )
     autoaugment: Literal["cifar10", "imagenet"] | None = Field(
         None, description="AutoAugment policy, cifar10 or imagenet; default: off"
     )
@@ -276,7 +293,16 @@ class AugmentConfig(Section):
     randaugment_magnitude: int | None = Field(
         None, ge=0, le=30, description="RandAugment: strength on the paper's scale; default: 9"
     )
+    trivialaugment: bool = Field(
+        False, description="TrivialAugment (wide): one operation of any strength on each image"
+    )
+    colour_jitter: float = Field(
+        0.0, ge=0, description="change brightness, contrast and saturation by factors up to 1 ± this; 0 is off"
+    )
     cutout: int = Field(0, ge=0, description="blank a square of so many pixels a side")
+    erasing: float = Field(
+        0.0, ge=0, le=1, description="blank a box of 2 to 33 % of the area in this share of the images; 0 is off"
+    )
     mixup: float = Field(0.0, ge=0, description="mix pairs of images, share drawn from Beta(a, a); 0 is off")
     cutmix: float = Field(0.0, ge=0, description="paste a box of another image, area from Beta(a, a); 0 is off")
     mixup_probability: float | None = Field(
@@ -287,12 +313,15 @@ class AugmentConfig(Section):
     def _sensible(self) -> Self:
         if self.randaugment_magnitude is not None and not self.randaugment:
             raise ValueError("randaugment_magnitude means nothing without randaugment, its number of operations")
+        if self.alternate_flip and not self.flip:
+            raise ValueError("alternate_flip means nothing without flip, the mirroring that it arranges")
         if self.mixup_probability is not None and not (self.mixup or self.cutmix):
             raise ValueError("mixup_probability means nothing without mixup or cutmix")
         if self.crop_padding and self.resized_crop:
             raise ValueError("crop_padding and resized_crop are two ways to crop; give one")
-        if self.randaugment and self.autoaugment:
-            raise ValueError("randaugment and autoaugment are two policies; give one")
+        policies = [key for key in ("autoaugment", "randaugment", "trivialaugment") if getattr(self, key)]
+        if len(policies) > 1:
+            raise ValueError(f"{' and '.join(policies)} are {len(policies)} policies; give one")
         return self
 
     @property
@@ -393,6 +422,13 @@ class RunConfig(Section):
         }
         if names := ", ".join(name for name, is_changed in changed.items() if is_changed):
             raise ValueError(f"mode 'probe' solves a logistic regression, to which {names} means nothing")
+        return self
+
+    @model_validator(mode="after")
+    def _rates_differ_between_layers_that_learn(self) -> Self:
+        for key in ("layer_decay", "head_lr_factor"):
+            if getattr(self.optimizer, key) is not None and self.model.mode in ("frozen", "probe"):
+                raise ValueError(f"{key} means nothing to mode {self.model.mode!r}: the head alone learns")
         return self
 
     @model_validator(mode="after")

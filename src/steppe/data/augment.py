@@ -16,11 +16,14 @@ import torch.nn.functional as F
 
 from steppe.config import AugmentConfig, derive_seed
 from steppe.data.dataset import Dataset
-from steppe.data.policies import AutoAugment, RandAugment
+from steppe.data.policies import AutoAugment, RandAugment, TrivialAugment
 from steppe.data.resample import resize, resize_boxes
 from steppe.errors import ConfigError
 
 ATTEMPTS = 10
+"""A box of random shape that does not fit is drawn again, so many times in all."""
+CROP, ERASING = 2 * ATTEMPTS + 2, 2 * ATTEMPTS + 3
+"""Numbers that the box of a crop takes, and one that is erased."""
 BLOCK = 2**22
 """About so many numbers are drawn at a time."""
 BELOW_ONE = 1 - 2.0**-20
@@ -52,37 +55,46 @@ class Augment:
 
     def __init__(self, dataset: Dataset, config: AugmentConfig, device: torch.device) -> None:
         """Work out how many numbers each image needs."""
-        geometric = config.crop_padding or config.resized_crop or config.flip or config.cutout
-        if _is_float(dataset) and (geometric or config.randaugment or config.autoaugment):
+        unmixed = config.model_copy(update={"mixup": 0.0, "cutmix": 0.0, "mixup_probability": None})
+        if _is_float(dataset) and unmixed != AugmentConfig():
             raise ConfigError(f"{dataset.name!r} holds points, not pictures: only mixup changes them", where="augment")
         self.config, self.classes, self.size, self.device = config, len(dataset.classes), dataset.image_size, device
-        self._side = dataset.train.shape[-1]
+        self._side, self._count = dataset.train.shape[-1], len(dataset.train)
         self.normalise = Normalise(dataset, device)
         at = self.size if config.resized_crop else self._side
-        self._policy: RandAugment | AutoAugment | None = None
+        self._policy: RandAugment | AutoAugment | TrivialAugment | None = None
         if config.randaugment:
             magnitude = 9 if config.randaugment_magnitude is None else config.randaugment_magnitude
             self._policy = RandAugment(config.randaugment, magnitude, at, device)
         elif config.autoaugment:
             self._policy = AutoAugment(config.autoaugment, at, device)
+        elif config.trivialaugment:
+            self._policy = TrivialAugment(at, device)
         self.columns = (
             (2 if config.crop_padding else 0)
-            + (2 * ATTEMPTS + 2 if config.resized_crop else 0)
+            + (CROP if config.resized_crop else 0)
             + (1 if config.flip else 0)
             + (self._policy.columns if self._policy else 0)
+            + (6 if config.colour_jitter else 0)
             + (2 if config.cutout else 0)
+            + (ERASING if config.erasing else 0)
         )
 
     def draws(self, batch_size: int, seed: int, view: int = 0) -> Draws:
         """The numbers for batches of `batch_size`, as a call takes them."""
-        return Draws(self.config, self.columns, batch_size, seed, self.device, view, self._prepare)
+        place = 2 if self.config.crop_padding else 4 if self.config.resized_crop else 0
+        mirrors = (place, self._count) if self.config.alternate_flip else None
+        return Draws(self.config, self.columns, batch_size, seed, self.device, view, self._prepare, mirrors)
 
     def _prepare(self, draws: torch.Tensor) -> torch.Tensor:
-        """Do for many batches at once what depends on the numbers alone: those of a crop become its box."""
-        if not self.config.resized_crop:
-            return draws
-        boxes = draw_boxes(draws[..., : 2 * ATTEMPTS + 2], self.config.resized_crop, self._side)
-        return torch.cat([boxes, draws[..., 2 * ATTEMPTS + 2 :]], -1)
+        """Do for many batches at once what depends on the numbers alone: those of a box become the box."""
+        if self.config.resized_crop:
+            boxes = draw_boxes(draws[..., :CROP], self.config.resized_crop, self._side)
+            draws = torch.cat([boxes, draws[..., CROP:]], -1)
+        if self.config.erasing:
+            boxes = draw_erased_boxes(draws[..., -ERASING:], self.config.erasing, self.size)
+            draws = torch.cat([draws[..., :-ERASING], boxes], -1)
+        return draws
 
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor, draws: torch.Tensor, mixing: torch.Tensor
@@ -116,9 +128,14 @@ class Augment:
             if images.is_floating_point():
                 images = images.round().clamp(0, 255).to(torch.uint8)
             images = self._policy(images, take(self._policy.columns))
+        if config.colour_jitter:
+            images = jitter_colours(images, config.colour_jitter, take(6))
         images = self.normalise(images)
         if config.cutout:
             images = cut_out(images, config.cutout, take(2))
+        if config.erasing:
+            start, lengths = take(4).split(2, 1)
+            images = images.masked_fill(_box(start, start + lengths, self.size)[:, None], 0.0)
         if config.mixes:
             sure = (labels[:, None] == torch.arange(self.classes, device=labels.device)).float()
             return mix(images, sure, mixing, cutmix=config.cutmix > 0)
@@ -137,11 +154,19 @@ class Draws:
         device: torch.device,
         view: int = 0,
         prepare: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        mirrors: tuple[int, int] | None = None,
     ) -> None:
-        """Draw for batches of `batch_size`, `columns` numbers an image; move them to `device` and `prepare` them."""
+        """Draw for batches of `batch_size`, `columns` numbers an image; move them to `device` and `prepare` them.
+
+        With `mirrors`, the prepared column that decides on mirroring and the number of images, they alternate.
+        """
         self.prepare = prepare or (lambda draws: draws)
         self.config, self.columns, self.batch_size, self.device = config, columns, batch_size, device
         self.seed = derive_seed(seed, "augment", *([view] if view else []))
+        self._mirrors = mirrors
+        if mirrors:
+            coins = np.random.Generator(np.random.Philox(derive_seed(self.seed, "mirror"))).random(mirrors[1])
+            self._coins = self._move((coins < 0.5).astype(np.float32))
         self._batches = max(1, min(512, BLOCK // max(1, batch_size * columns)))
         self._block: tuple[int, int] | None = None
         self._draws = self._mixing = torch.empty(0)
@@ -156,6 +181,17 @@ class Draws:
             self._draws, self._mixing = self.prepare(self._move(draws)), self._move(self._draw_mixing(rng))
             self._block = epoch, block
         return self._draws[place], self._mixing[place]
+
+    def alternate(self, draws: torch.Tensor, picked: torch.Tensor, epoch: int) -> torch.Tensor:
+        """Let the draws of the images `picked` mirror each of them in every second epoch, if they are to alternate.
+
+        Half of the images, drawn by the seed, begin with the first epoch (Jordan, arXiv:2404.00498).
+        """
+        if self._mirrors is None:
+            return draws
+        column, _ = self._mirrors
+        mirrored = self._coins[picked, None] if epoch % 2 == 0 else 1 - self._coins[picked, None]
+        return torch.cat([draws[:, :column], 1 - mirrored, draws[:, column + 1 :]], 1)
 
     def _draw_mixing(self, rng: np.random.Generator) -> np.ndarray:
         """One row a batch: the first image's share in mixup and in CutMix (1: not this time), and the box's centre."""
@@ -214,14 +250,65 @@ def draw_boxes(draws: torch.Tensor, smallest: float, side: int) -> torch.Tensor:
         smallest: share of the area.
         side: of the images, in pixels.
     """
-    area = (smallest + (1 - smallest) * draws[..., :ATTEMPTS]) * side**2
-    ratio = torch.exp((2 * draws[..., ATTEMPTS : 2 * ATTEMPTS] - 1) * math.log(4 / 3))
+    size, found = _draw_lengths(draws, (smallest, 1.0), 4 / 3, side, side)
+    size = torch.where(found, size, float(side))
+    return torch.cat([(draws[..., -2:] * (side - size + 1)).floor(), size], -1)
+
+
+def draw_erased_boxes(draws: torch.Tensor, share: float, side: int) -> torch.Tensor:
+    """Draw the box that is erased in each image, (…, 4): top, left, height, width; the last two are 0 where none is.
+
+    Area uniform from 2 % to a third of the image, aspect ratio log-uniform from 0.3 to 1/0.3, shorter than the image
+    on both axes; where none of ten attempts is, nothing is erased (Zhong et al., arXiv:1708.04896, as in timm).
+
+    Args:
+        draws: (…, 23) uniform numbers; the first decides whether.
+        share: of the images in which a box is erased.
+        side: of the images, in pixels.
+    """
+    size, found = _draw_lengths(draws[..., 1:], (0.02, 1 / 3), 10 / 3, side, side - 1)
+    size = torch.where(found & (draws[..., :1] < share), size, 0.0)
+    return torch.cat([(draws[..., -2:] * (side - size + 1)).floor(), size], -1)
+
+
+def _draw_lengths(
+    draws: torch.Tensor, areas: tuple[float, float], aspect: float, side: int, longest: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the height and width of a box, (…, 2), and whether one of the attempts fits, (…, 1)."""
+    least, most = areas
+    area = (least + (most - least) * draws[..., :ATTEMPTS]) * side**2
+    ratio = torch.exp((2 * draws[..., ATTEMPTS : 2 * ATTEMPTS] - 1) * math.log(aspect))
     width, height = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
-    fits = (width > 0) & (width <= side) & (height > 0) & (height <= side)
+    fits = (width > 0) & (width <= longest) & (height > 0) & (height <= longest)
     first = fits.int().argmax(-1, keepdim=True)
     size = torch.cat([height.gather(-1, first), width.gather(-1, first)], -1)
-    size = torch.where(fits.any(-1, keepdim=True), size, float(side))
-    return torch.cat([(draws[..., -2:] * (side - size + 1)).floor(), size], -1)
+    return size, fits.any(-1, keepdim=True)
+
+
+def jitter_colours(images: torch.Tensor, strength: float, draws: torch.Tensor) -> torch.Tensor:
+    """Change brightness, contrast and saturation, in an order of its own for each image: torchvision's ColorJitter.
+
+    Args:
+        images: (B, C, H, W), values from 0 to 255.
+        strength: each factor is uniform from 1 - strength, but not below 0, to 1 + strength.
+        draws: (B, 6) uniform numbers: three whose ranks are the order, three factors.
+
+    Returns:
+        Floats from 0 to 255.
+    """
+    order = draws[:, :3].argsort(1)
+    least = max(0.0, 1 - strength)
+    factors = (least + (1 + strength - least) * draws[:, 3:]).gather(1, order)
+    images = images.float()
+    for kind, factor in zip(order.unbind(1), factors.unbind(1), strict=True):
+        kind, factor = kind.view(-1, 1, 1, 1), factor.view(-1, 1, 1, 1)
+        grey = images
+        if images.shape[1] == 3:
+            red, green, blue = images.unbind(1)
+            grey = (0.2989 * red + 0.587 * green + 0.114 * blue)[:, None]
+        dull = torch.where(kind == 1, grey.mean((1, 2, 3), keepdim=True), grey) * (kind > 0)
+        images = (factor * images + (1 - factor) * dull).clamp(0, 255)
+    return images
 
 
 def cut_out(images: torch.Tensor, side: int, draws: torch.Tensor) -> torch.Tensor:

@@ -106,8 +106,9 @@ class Loader:
         if view not in self._draws:
             self._draws[view] = self._draws_of(view)
         draws, mixing = self._draws[view].of(epoch, index)
+        draws = self._draws[view].alternate(draws[self.mine], picked, epoch)
         streamed = [] if self.resident else [self._streamed(epoch, index)]
-        images, targets = self._make(picked, draws[self.mine], mixing, *streamed)
+        images, targets = self._make(picked, draws, mixing, *streamed)
         return images, targets
 
     def picked(self, epoch: int, index: int) -> torch.Tensor:

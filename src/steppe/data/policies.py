@@ -1,16 +1,18 @@
-"""RandAugment and AutoAugment on whole batches: every image has an operation of its own, and none waits for another.
+"""RandAugment, AutoAugment and TrivialAugment on whole batches.
 
-A policy knows few pairs of operation and strength, so `Operations` works out all of them beforehand, and a batch looks
-up a row for each of its images. The operations fall into three kinds, each one pass over the batch in which the images
-it does not concern stay as they are: those that move pixels (one gather, by a list of sources per row), those that map
-a channel's values (one table of 256 entries per image and channel), and those that blend an image with a duller
-version of it. So shapes are fixed, nothing is asked of the host, and a layer takes fewer than sixty operators.
+Every image has an operation of its own, and none waits for another. A policy knows few pairs of operation and
+strength, so `Operations` works out all of them beforehand, and a batch looks up a row for each of its images. The
+operations fall into three kinds, each one pass over the batch in which the images it does not concern stay as they
+are: those that move pixels (one gather, by a list of sources per row), those that map a channel's values (one table of
+256 entries per image and channel), and those that blend an image with a duller version of it. So shapes are fixed,
+nothing is asked of the host, and a layer takes fewer than sixty operators.
 On uint8 they equal torchvision's operations; what moves in is grey, 128.
 
 Cubuk et al., AutoAugment (arXiv:1805.09501), with the policies of its appendix, and RandAugment (arXiv:1909.13719)
 with its 14 operations. RandAugment's strength is on the paper's scale as in its authors' code: magnitude 10 is the
 range AutoAugment searched, more goes beyond (15: rotations by 45°); their `posterize` and `solarize` grow milder with
-it. torchvision's RandAugment divides by 30 instead, so its 15 is a third as strong.
+it. torchvision's RandAugment divides by 30 instead, so its 15 is a third as strong. Müller and Hutter, TrivialAugment
+(arXiv:2103.10158), in its wide space, which is torchvision's.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ OPERATIONS = (
     *("sharpness", "posterize", "solarize", "autocontrast", "equalize", "invert"),
 )
 FILL = 128
+STRENGTHS = 31
+"""Of each operation of TrivialAugment."""
+MANY = 64
+"""Lists of sources beyond which they are kept in half the memory: TrivialAugment's 306 take 61 MB at 224 pixels."""
 
 _MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 _ENHANCES = ("brightness", "color", "contrast", "sharpness")
@@ -110,6 +116,39 @@ class AutoAugment:
         return images
 
 
+class TrivialAugment:
+    """Draw one operation, one of its 31 strengths and its sign for each image."""
+
+    columns = 3
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Make the operations of every strength for images of `size` pixels a side."""
+        self._choices = OPERATIONS[: OPERATIONS.index("invert")]
+        cells = [
+            (name, sign * strength + (1.0 if name in _ENHANCES else 0.0))
+            for name in self._choices
+            for strength in _wide_strengths(name)
+            for sign in (1, -1 if name in _MOVES + _ENHANCES else 1)
+        ]
+        self.operations = Operations(cells, size, device)
+
+    def __call__(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """Change a batch of uint8 images by `draws`, (B, columns) uniform numbers."""
+        operation = (draws[:, 0] * len(self._choices)).long()
+        number = (draws[:, 1] * STRENGTHS).long()
+        return self.operations(images, 2 * (STRENGTHS * operation + number) + (draws[:, 2] < 0.5))
+
+
+def _wide_strengths(name: str) -> list[float]:
+    """List the strengths of TrivialAugment's wide space, as torchvision rounds them; shifts are pixels at any size."""
+    if name == "posterize":
+        return [8.0 - round(number / 5) for number in range(STRENGTHS)]
+    tops = {"shear": 0.99, "translate": 32.0, "rotate": 135.0, **dict.fromkeys(_ENHANCES, 0.99)}
+    ends = (255.0, 0.0) if name == "solarize" else (0.0, tops.get(name.removesuffix("_x").removesuffix("_y"), 0.0))
+    strengths: list[float] = torch.linspace(*ends, STRENGTHS).tolist()
+    return strengths
+
+
 def _strength(name: str, level: int, size: int) -> float:
     """What a strength from 0 to 9 means: the ranges of AutoAugment's table 6; enhancements as a distance from 1."""
     share = level / 9
@@ -141,13 +180,15 @@ class Operations:
         """
         self.cells = list(cells)
         moves = {cell: number for number, cell in enumerate(dict.fromkeys(c for c in cells if c[0] in _MOVES), start=1)}
-        self._sources = torch.stack([_sources(*cell, size) for cell in (("identity", 0.0), *moves)]).to(device)
+        kind = torch.int32 if len(moves) > MANY else torch.int64
+        self._sources = torch.stack([_sources(*cell, size).to(kind) for cell in (("identity", 0.0), *moves)]).to(device)
         self._move_of = torch.tensor([moves.get(cell, 0) for cell in cells], device=device)
         self._tables = torch.stack([_table(*cell) for cell in cells])[:, None].to(device)
         self._is_mapped = _which(cells, "autocontrast", "equalize").to(device)
         self._is_blended = _which(cells, "color", "contrast").to(device)[..., None]
-        factors = torch.tensor([value if name in _BLENDS else 1.0 for name, value in cells], device=device)
-        self._factors = torch.stack([factors, 1 - factors], 1)[..., None, None, None]
+        factors = [value if name in _BLENDS else 1.0 for name, value in cells]
+        shares = [(factor, 1 - factor) for factor in factors]  # of the image and the duller one, each rounded once
+        self._factors = torch.tensor(shares, device=device)[..., None, None, None]
         kinds = {**dict.fromkeys(_MOVES, 0), **dict.fromkeys(_BLENDS, 2), "identity": -1}
         self._kind = torch.tensor([kinds.get(name, 1) for name, _ in cells])
         self._inner = torch.zeros(size, size, dtype=torch.bool, device=device)
@@ -174,7 +215,7 @@ class Operations:
 
     def move(self, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Let every pixel take the value of its source; the last source stands for all that lies outside."""
-        sources = self._sources.index_select(0, self._move_of[rows])
+        sources = self._sources.index_select(0, self._move_of[rows]).long()
         known = F.pad(images.flatten(2), (0, 1), value=FILL)
         return known.gather(2, sources[:, None].expand(-1, images.shape[1], -1)).view_as(images)
 

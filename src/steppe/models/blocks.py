@@ -161,6 +161,17 @@ def count_blocks(model: nn.Module) -> int:
     return sum(re.fullmatch(r"block\d+", part) is not None for part in partitions(model)["blocks"])
 
 
+def count_depths(model: nn.Module) -> dict[str, int]:
+    """Count the layers from the head down to each parameter: 0 in the head, 1 in the last block, most in the stem.
+
+    A norm or neck after the last block belongs to that block, as in timm.
+    """
+    first = count_blocks(model)
+    depths = {"head": 0, "norm": 1, "neck": 1, "stem": first + 1, "embedding": first + 1}
+    depths |= {f"block{number}": first + 1 - number for number in range(1, first + 1)}
+    return {name: depths[part] for part, names in partitions(model)["blocks"].items() for name in names}
+
+
 def activations(model: nn.Module) -> dict[str, list[str]]:
     """Name the modules whose output is a post-activation (after GELU, ReLU…): part -> names of modules.
 

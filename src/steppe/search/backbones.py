@@ -10,7 +10,7 @@ from steppe import models
 from steppe.config import PRETRAINED, ModelConfig, Pretrained, RunConfig, available, data_root, describe_file
 from steppe.data import DATASETS, Progress
 from steppe.errors import SteppeError
-from steppe.models.weights import hub_answers
+from steppe.models.weights import hub_answers, not_found, weights_file
 from steppe.search.space import Wanted
 
 MOST = 4
@@ -68,6 +68,8 @@ def _named(source: str, names: tuple[str, ...], root: str | Path | None, progres
     known = PRETRAINED.get(source)
     if known:
         return next((one for one in available(root) if one.name == source), None) or models.fetch(source, progress)
+    if (file := weights_file(source)) and not file.is_file():
+        raise not_found(source, file)
     given = {"name": names[0]} if names else {}
     model = models.settle(RunConfig(model=ModelConfig.model_validate({"weights": source, **given})), root).model.name
     path = Path(source).expanduser()

@@ -12,9 +12,9 @@ from typing import Any
 
 from steppe.config import RunConfig, parse
 
-LEAST_EPOCHS = 3.0
-"""Fewer epochs of fine-tuning are not worth beginning."""
-TRIAL_EPOCHS = 5.0
+LEAST_EPOCHS = 8.0
+"""Fewer epochs of fine-tuning end below the probe that they began with."""
+TRIAL_EPOCHS = 8.0
 """Below so many epochs for each recipe the first one gets all the time."""
 TRIAL_SHARE = 0.5
 """Share of the time for the comparison of recipes; the rest is the best one's."""

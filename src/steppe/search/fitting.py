@@ -25,7 +25,7 @@ import torch
 from steppe import data
 from steppe.config import DataConfig, Pretrained
 from steppe.data import Keeping
-from steppe.errors import Interrupted, RunError
+from steppe.errors import ConfigError, Interrupted, RunError
 from steppe.runs import holds_others, locked
 from steppe.search.backbones import find_backbones, holds_photographs
 from steppe.search.budget import Budget, Clock, is_over, open_clock, read_about
@@ -33,7 +33,7 @@ from steppe.search.journal import import_optuna
 from steppe.search.observer import SearchObserver
 from steppe.search.pareto import Fitted, tabulate, write_fronts
 from steppe.search.pretrained_search import KIND, PretrainedSearch
-from steppe.search.probe_search import IMAGE_SIZES, suits_pretrained
+from steppe.search.probe_search import IMAGE_SIZES, LEAST_SIZE, suits_pretrained
 from steppe.search.space import Wanted
 from steppe.search.trial_search import Search
 from steppe.train import pick_device
@@ -75,7 +75,8 @@ def fit(
         address: of that cluster; by default $RAY_ADDRESS, else one on this machine that ends with the search.
 
     Raises:
-        ConfigError: the budget is too short for anything, or Optuna is not installed.
+        ConfigError: the budget is too short for anything, weights were named that do not suit the images, or Optuna is
+            not installed.
         RunError: the folder belongs to something else.
         Interrupted: Ctrl-C or SIGTERM; everything is kept.
     """
@@ -96,6 +97,11 @@ def fit(
             backbones = find_backbones(wanted, data_root, say=observer.say, progress=progress)
         config = _settle_sizes(wanted.data, bool(backbones), data_root, place, observer)
         dataset = data.load(config, data_root, progress, keeping=keeping)
+        if wanted.weights not in ("auto", "none") and not suits_pretrained(dataset):
+            what = (
+                f"pretrained weights need colour photographs of at least {LEAST_SIZE} px, unlike {wanted.data.name!r}"
+            )
+            raise ConfigError(what, where="--weights", mend="--weights none trains from scratch")
         if not about:  # data that cannot be read shall leave no folder
             opened.enter_context(locked(folder, "search"))
             about = read_about(folder)

@@ -74,7 +74,8 @@ def write_fronts(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     write_json(folder / "pareto.json", {"accuracy": "val_accuracy", "fronts": slim})
     text = io.StringIO()
     if rows:
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(text, fieldnames=names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     write_atomically(folder / "pareto.csv", text.getvalue())

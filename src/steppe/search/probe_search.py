@@ -26,6 +26,8 @@ from steppe.models.side_by_side import SEPARATOR
 from steppe.train.feature_cache import Extractor, make_extractors, pays_in_bfloat16
 
 IMAGE_SIZES = (96, 128, 160, 192, 224, 256, 288)
+LEAST_SIZE = 24
+"""Images of fewer pixels a side are learned from scratch."""
 FIRST_S = 45.0
 """The first classifier should stand when so many seconds have passed."""
 FIRST_SHARE = 0.45
@@ -38,7 +40,7 @@ LEAST_GAIN = 1e-3
 """A candidate that promises less accuracy than this is not worth its time."""
 SIZE_EXPONENT, SECOND_FACTOR, LATER_FACTOR = 0.4, 0.9, 0.95
 """How errors fall, as seen on Pets: with the image size, with a second network beside the first, with one more."""
-MOST_PARTS = 3
+MOST_PARTS = 4
 """Networks side by side, at the most."""
 
 
@@ -106,7 +108,7 @@ class Rate:
 def suits_pretrained(dataset: Dataset) -> bool:
     """Whether pretrained networks are worth trying: colour photographs of a sensible size."""
     pictures = not dataset.train.store.dtype.is_floating_point  # type: ignore[union-attr]
-    return pictures and dataset.channels == 3 and dataset.train.shape[-1] >= 24
+    return pictures and dataset.channels == 3 and dataset.train.shape[-1] >= LEAST_SIZE
 
 
 def time_networks(

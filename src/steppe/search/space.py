@@ -23,8 +23,6 @@ from steppe.errors import ConfigError
 from steppe.search.probe_search import describe_model
 from steppe.search.starts import starts_for
 
-SCRATCH = "scratch"
-
 _BY_SIZE: tuple[tuple[int, tuple[str, ...]], ...] = (
     (3, ("mlp_64_64", "mlp_32_32_32", "mlp_128_128")),
     (16, ("resnet_tiny", "vit_tiny_p2", "mixer_tiny_p2", "swin_tiny_p2", "wrn_10_2")),
@@ -59,15 +57,11 @@ METHODS: dict[str, Method] = {
     "sam_late": Method("sam", (0.01, 0.3), {"sharp_last": 0.25}),
     "sam": Method("sam", (0.01, 0.3)),
     "asam": Method("asam", (0.1, 2.0)),
-    "sam_quarter": Method("sam", (0.01, 0.3), {"ascent_fraction": 0.25}),
-    "asam_quarter": Method("asam", (0.1, 2.0), {"ascent_fraction": 0.25}),
 }
 CHOSEN_FROM = ("base", "sam_late", "sam", "asam")
 """Methods of a new search. At equal seconds SAM in the last quarter of the budget lost least where all lost
 (results/relatives) and ASAM won where anything did (results/relatives-laptop, a ResNet); the perturbation of a quarter
 of the batch did neither."""
-FORMERLY = ("base", "sam_quarter", "sam", "asam_quarter")
-"""Those of searches that were begun before a search kept its own: Optuna does not let choices change."""
 
 SCHEDULES = ("cosine", "linear", "step")
 AUGMENTS = ("none", "crop", "crop_flip")
@@ -101,16 +95,12 @@ class Space:
 
     Args:
         models: names of architectures.
-        modes: of training; only `scratch` where there are no weights.
-        weights: where the other modes begin.
         batch_sizes: images per step.
         crop: pixels that images are padded by before a random crop; 0 where they are too small to be moved.
         methods: names in `METHODS`.
     """
 
     models: tuple[str, ...]
-    modes: tuple[str, ...] = (SCRATCH,)
-    weights: str | None = None
     batch_sizes: tuple[int, ...] = (64,)
     crop: int = 0
     methods: tuple[str, ...] = CHOSEN_FROM
@@ -123,13 +113,12 @@ class Space:
     def from_json(values: dict[str, Any]) -> Space:
         """The other way."""
         plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        return Space(**{"methods": FORMERLY, **plain})
+        return Space(**plain)
 
 
 def suggest(trial: Any, space: Space) -> dict[str, Any]:
     """Ask an Optuna trial for every value; give the point."""
     trial.suggest_categorical("model", space.models)
-    trial.suggest_categorical("mode", space.modes)
     optimizer = trial.suggest_categorical("optimizer", tuple(OPTIMIZERS))
     for key, (low, high) in OPTIMIZERS[optimizer].items():
         trial.suggest_float(f"{optimizer}_{key}", low, high, log=True)
@@ -168,8 +157,6 @@ def to_config(
         "schedule": {"name": point["schedule"], "warmup": _short(point["warmup"])},
         "budget": {key: _short(value) if key == "seconds" else value for key, value in budget.items()},
     }
-    if point["mode"] != SCRATCH:
-        values["model"] |= {"mode": point["mode"], "weights": space.weights}
     if method.radii is not None:
         values["minimizer"]["rho"] = _short(point[f"rho_{method.minimizer}"])
     if point["augment"] != "none":
@@ -178,20 +165,19 @@ def to_config(
 
 
 def recommended(space: Space) -> list[dict[str, Any]]:
-    """Where a search begins: the lines of the table in `starts` that suit the models, pretrained ones first."""
+    """Return where a search begins: the lines of the table in `starts` that suit the models."""
     batch = min(space.batch_sizes, key=lambda size: abs(size - 64))
     out: list[dict[str, Any]] = []
-    for mode in reversed(space.modes):
-        for model, start in starts_for(space.models, mode):
-            if start.method not in space.methods:
-                continue
-            numbers = {"lr": start.lr, "weight_decay": start.weight_decay}
-            point: dict[str, Any] = {"model": model, "mode": mode, "optimizer": start.optimizer}
-            point |= {f"{start.optimizer}_{key}": value for key, value in numbers.items()}
-            point |= {"method": start.method, "schedule": "cosine", "warmup": start.warmup}
-            if start.rho is not None:
-                point[f"rho_{METHODS[start.method].minimizer}"] = start.rho
-            out.append(point | {"batch_size": batch, "augment": "none"})
+    for model, start in starts_for(space.models):
+        if start.method not in space.methods:
+            continue
+        numbers = {"lr": start.lr, "weight_decay": start.weight_decay}
+        point: dict[str, Any] = {"model": model, "optimizer": start.optimizer}
+        point |= {f"{start.optimizer}_{key}": value for key, value in numbers.items()}
+        point |= {"method": start.method, "schedule": "cosine", "warmup": start.warmup}
+        if start.rho is not None:
+            point[f"rho_{METHODS[start.method].minimizer}"] = start.rho
+        out.append(point | {"batch_size": batch, "augment": "none"})
     return out
 
 
@@ -201,7 +187,6 @@ def describe(config: RunConfig) -> dict[str, str]:
         settings = f"{config.data.image_size} px"
         return {"model": describe_model(config.model), "training": "frozen + logistic", "settings": settings}
     how = {"base": "", "sam": " + SAM", "asam": " + ASAM"}[config.minimizer.name]
-    how += " on a quarter" if config.minimizer.ascent_fraction else ""
     how += " at the end" if config.minimizer.sharp_last else ""
     mode = f", {config.model.mode}" if config.model.mode else ""
     optimizer = {"adamw": "AdamW", "sgd": "SGD"}[config.optimizer.name]
@@ -231,8 +216,6 @@ def find_models(
     device: torch.device,
     *,
     names: Sequence[str] = (),
-    weights: str | None = None,
-    modes: Sequence[str] = (SCRATCH,),
     enough: Callable[[Sequence[Candidate]], bool] = lambda found: False,
     timed: bool = True,
 ) -> list[Candidate]:
@@ -242,8 +225,6 @@ def find_models(
         dataset: the images.
         device: where they are learned.
         names: only these, where given.
-        weights: what the modes other than scratch begin from; models that they do not fit are left out.
-        modes: of training.
         enough: asked between models, with those found so far; True ends the looking once there is one.
         timed: if not, they come in the order of the table.
 
@@ -255,11 +236,8 @@ def find_models(
     for name in names or next(those for size, those in _BY_SIZE if dataset.image_size <= size):
         if found and enough(found):
             break
-        values: dict[str, Any] = {"name": name}
-        if weights and (mode := next((m for m in modes if m != SCRATCH), None)):
-            values |= {"mode": mode, "weights": weights}
         try:
-            model = _build(parse(ModelConfig, values, where="--model"), dataset)
+            model = _build(parse(ModelConfig, {"name": name}, where="--model"), dataset)
             found.append(Candidate(name, _time_epoch(model, dataset, device) if timed else 0.0))
         except ConfigError as error:
             problem = error

@@ -21,7 +21,6 @@ class Start:
 
     Args:
         kind: of the architecture: convolution, perceptron, or other (ViT, Swin, Mixer, hybrids).
-        modes: of training that it is for.
         optimizer: the base optimizer.
         lr: its peak learning rate.
         weight_decay: of the base optimizer.
@@ -33,7 +32,6 @@ class Start:
     """
 
     kind: str
-    modes: tuple[str, ...]
     optimizer: str
     lr: float
     weight_decay: float
@@ -44,47 +42,33 @@ class Start:
     every: bool = True
 
 
-_SCRATCH, _PRETRAINED = ("scratch",), ("frozen", "finetune")
-
 STARTS: tuple[Start, ...] = (
     Start(
-        *(CONVOLUTION, _SCRATCH, "sgd", 0.1, 5e-4, 0.1),
+        *(CONVOLUTION, "sgd", 0.1, 5e-4, 0.1),
         source="results/resnet18: 95.2 % on CIFAR-10, 78.7 % on CIFAR-100; the warm-up is that of studies/sharp-minima",
     ),
     Start(
-        *(CONVOLUTION, _SCRATCH, "adamw", 2e-3, 0.05, 0.1),
+        *(CONVOLUTION, "adamw", 2e-3, 0.05, 0.1),
         source="studies/quickstart: 97.8 ± 0.7 % on digits, 98.8 ± 0.6 % with twice the epochs",
         every=False,
     ),
     Start(
-        *(OTHER, _SCRATCH, "adamw", 1e-3, 0.05, 0.05),
+        *(OTHER, "adamw", 1e-3, 0.05, 0.05),
         source="docs/experiments.md: 95.5 to 97.5 % on digits; Swin's published setting (arXiv:2103.14030)",
     ),
     Start(
-        *(PERCEPTRON, _SCRATCH, "adamw", 1e-2, 1e-3, 0.0),
+        *(PERCEPTRON, "adamw", 1e-2, 1e-3, 0.0),
         source="results/rescaling: 95.9 ± 0.4 % on digits, with Adam and no decay",
     ),
     Start(
-        *(CONVOLUTION, _PRETRAINED, "sgd", 0.01, 1e-5, 0.0),
-        source="studies/transfer (tables 9 and 10 of arXiv:2106.01548): no decay, of which 1e-5 is the least searched",
-    ),
-    Start(
-        *(OTHER, ("frozen",), "adamw", 1e-3, 1e-2, 0.0),
-        source="studies/swin-finetune: its rate and decay for the head alone",
-    ),
-    Start(
-        *(OTHER, ("finetune",), "adamw", 3e-4, 1e-2, 0.0),
-        source="studies/swin-finetune: its decay; of the rates that are searched the nearest to its 2e-4",
-    ),
-    Start(
-        *(CONVOLUTION, _SCRATCH, "sgd", 0.1, 5e-4, 0.1),
+        *(CONVOLUTION, "sgd", 0.1, 5e-4, 0.1),
         source="results/relatives-laptop: 42.0 against SGD's 40.1 % in the same seconds, images learned by heart",
         method="asam",
         rho=1.0,
         every=False,
     ),
     Start(
-        *(OTHER, _SCRATCH, "adamw", 1e-3, 0.05, 0.05),
+        *(OTHER, "adamw", 1e-3, 0.05, 0.05),
         source="results/relatives-laptop: 32.5 against AdamW's 32.3 % in the same seconds (undecided), the nearest",
         method="sam_late",
         rho=0.1,
@@ -104,19 +88,17 @@ def family_of(model: str) -> str:
     return model.split("_")[0].rstrip("0123456789")
 
 
-def starts_for(models: Sequence[str], mode: str) -> list[tuple[str, Start]]:
-    """The lines of the table that suit these models, each with the first model of every family it is for.
+def starts_for(models: Sequence[str]) -> list[tuple[str, Start]]:
+    """Return the lines of the table that suit these models, each with the first model of every family it is for.
 
     Args:
         models: names, the first choice of a family before its others.
-        mode: of training.
     """
     first: dict[str, str] = {}
     for name in models:
         first.setdefault(family_of(name), name)
     out = []
     for start in STARTS:
-        if mode in start.modes:
-            suited = [name for name in first.values() if kind_of(name) == start.kind]
-            out += [(name, start) for name in (suited if start.every else suited[:1])]
+        suited = [name for name in first.values() if kind_of(name) == start.kind]
+        out += [(name, start) for name in (suited if start.every else suited[:1])]
     return out

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from steppe.config import RunConfig, cache_folder
 from steppe.data import Dataset, Split, in_order
 from steppe.data.dataset import fingerprint_pixels
-from steppe.errors import RunError
-from steppe.measuring import ignore
+from steppe.errors import ConfigError, RunError
+from steppe.measuring import ignore, in_smaller_chunks
 from steppe.models.folding import fold_batchnorm
 from steppe.models.side_by_side import SideBySide, split_name
 from steppe.models.weights import weights_sha256
@@ -39,11 +39,12 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Extractor:
-    """One frozen network without its head, and what its features are identified by."""
+    """One frozen network without its head, what its features are identified by, and how many they are."""
 
     network: nn.Module
     name: str
     identity: str
+    width: int
     scale: Tensor | None = None
     shift: Tensor | None = None
 
@@ -77,11 +78,14 @@ def make_extractors(
         device: where features are computed.
         channels: of the images.
         side: of an image, in pixels.
+
+    Raises:
+        ConfigError: the network's head is not a single linear layer.
     """
     assert config.model.weights is not None
     dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
     names, sources = split_name(config.model.name), split_name(config.model.weights)
-    beside = isinstance(model, SideBySide)
+    beside, head = isinstance(model, SideBySide), find_head(model, config.model.name)
     networks = list(model.parts) if beside else [_without_head(model)]  # type: ignore[arg-type]
     found = []
     for index, (network, name, source) in enumerate(zip(networks, names, sources, strict=True)):
@@ -90,8 +94,26 @@ def make_extractors(
         own = own.to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
         identity = f"{VERSION} {name} {weights_sha256(source, name)} {dtype} {device.type}"
         scale, shift = (model.scale[index], model.shift[index]) if index else (None, None)  # type: ignore[index]
-        found.append(Extractor(own, name, identity, scale, shift))
+        width = network.head_hidden_size if beside else head.in_features
+        found.append(Extractor(own, name, identity, width, scale, shift))  # type: ignore[arg-type]
     return found
+
+
+def find_head(model: nn.Module, name: str) -> nn.Linear:
+    """Return the linear layer on a network's features.
+
+    Args:
+        model: of timm's kind, or networks side by side.
+        name: of the model, for the error.
+
+    Raises:
+        ConfigError: its head is not a single linear layer.
+    """
+    head = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
+    if not isinstance(head, nn.Linear) or not hasattr(model, "num_features"):
+        what = f"{name!r} has no single linear layer as its head"
+        raise ConfigError(what, where="model.mode", mend="choose mode frozen, or another model")
+    return head
 
 
 def _without_head(model: nn.Module) -> nn.Module:
@@ -147,7 +169,7 @@ class FeatureCache:
         for start in range(0, len(split), PART):
             rows = torch.arange(start, min(start + PART, len(split)))
             name = f"{key}-{start // PART:05d}.safetensors"
-            found = self._read(name, len(rows))
+            found = self._read(name, len(rows), extractor.width)
             if found is None:
                 found = self._compute(extractor, split.take(rows), mirrored)
                 self._write(name, found)
@@ -158,14 +180,22 @@ class FeatureCache:
 
     @torch.no_grad()
     def _compute(self, extractor: Extractor, split: Split, mirrored: bool) -> Tensor:
-        side, parts = self.dataset.image_size, []
-        size = 256 if self.device.type == "cuda" else max(8, 2**18 // side**2)
-        for images, _ in in_order(split, self.dataset, batch_size=size, device=self.device, workers=self.workers):
-            parts.append(extractor(images.flip(3) if mirrored else images).half().cpu())
-            self.tell(len(images))
-        return torch.cat(parts)
+        told = 0
 
-    def _read(self, name: str, count: int) -> Tensor | None:
+        def compute(size: int) -> Tensor:
+            nonlocal told
+            parts, done = [], 0
+            for images, _ in in_order(split, self.dataset, batch_size=size, device=self.device, workers=self.workers):
+                parts.append(extractor(images.flip(3) if mirrored else images).half().cpu())
+                done += len(images)
+                self.tell(max(0, done - told))
+                told = max(told, done)
+            return torch.cat(parts)
+
+        size = 256 if self.device.type == "cuda" else max(8, 2**18 // self.dataset.image_size**2)
+        return in_smaller_chunks(compute, size)
+
+    def _read(self, name: str, count: int, width: int) -> Tensor | None:
         """Read a part; None where it is not there or damaged."""
         if self.folder is None:
             return None
@@ -176,7 +206,7 @@ class FeatureCache:
             path.touch()  # the least recently used goes first
         except (OSError, SafetensorError, KeyError):
             return None
-        return found if found.dtype == torch.float16 and found.ndim == 2 and len(found) == count else None
+        return found if found.dtype == torch.float16 and found.shape == (count, width) else None
 
     def _write(self, name: str, features: Tensor) -> None:
         if self.folder is None:

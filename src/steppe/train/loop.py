@@ -215,7 +215,9 @@ class Training:
     def _set_rates(self) -> None:
         share = self._stage_share()
         factor = lr_factor(self.config.schedule, share)
-        final = self.stage.config.minimizer.rho_final
+        optimizer, final = self.stage.config.optimizer, self.stage.config.minimizer.rho_final
+        assert optimizer.lr is not None
+        self.lr = optimizer.lr * factor
         for group, peak in zip(self.minimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak["lr"] * factor
             if final is not None:
@@ -233,7 +235,7 @@ class Training:
             "epoch": self.records + 1,
             **({"stage": self.stage.name} if self.stage.name else {}),
             **self.spent(),
-            "lr": float(group["lr"]),
+            "lr": self.lr,
             "rho": float(group["rho"]) if self.stage.config.minimizer.name != "base" else None,
             "train_loss": train_loss,
             "train_accuracy": train_accuracy if classifies else None,

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from steppe.config import RunConfig
 from steppe.data import Dataset, Keeping, Split, take_about
-from steppe.errors import ConfigError, RunError
+from steppe.errors import RunError
 from steppe.evaluate import measure_accuracy
 from steppe.models import place
 from steppe.plain_files import check_plain
 from steppe.runs import OUT_OF_FOLD, Observer, Run, write_atomically
 from steppe.train.checkpoint import save_weights
 from steppe.train.ends import interrupted
-from steppe.train.feature_cache import FeatureCache, make_extractors
+from steppe.train.feature_cache import FeatureCache, find_head, make_extractors
 from steppe.train.logistic import FOLDS, PENALTIES, CrossValidation, Head, cross_validate, fit_head
 from steppe.train.setup import build_model
 
@@ -53,11 +53,7 @@ class Probe:
         self.validation_only = val_examples is not None
         self.val = take_about(dataset.val, val_examples or len(dataset.val), config.data.split_seed)
         self.model = build_model(config, dataset).eval()
-        head = self.model.get_classifier() if hasattr(self.model, "get_classifier") else None  # type: ignore[operator]
-        if not isinstance(head, torch.nn.Linear) or not hasattr(self.model, "num_features"):
-            what = f"{config.model.name!r} has no single linear layer as its head"
-            raise ConfigError(what, where="model.mode", mend="choose mode frozen, or another model")
-        self.head = head
+        self.head = find_head(self.model, config.model.name)
         self.total = len(dataset.train) + len(self.val)
         self.total *= len(config.model.name.split("+")) * (2 if config.augment.flip else 1)
         self.done = 0

@@ -118,7 +118,15 @@ def _complete(
     if config.model.mode == "probe":
         if ranks.count > 1:
             raise ConfigError("a probe is made by one process", where="model.mode", mend="start it without torchrun")
-        Probe(run, config, dataset, device, observer, stop, keeping, val_examples).complete()
+        try:
+            Probe(run, config, dataset, device, observer, stop, keeping, val_examples).complete()
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            mend = f"try a smaller data.image_size than {dataset.image_size}, or another model"
+            failure = TrainingError("the memory ran out", where=str(run.path), mend=mend)
+            _note_failure(run, failure, None)
+            raise failure from None
         return
     captured = captured and can_capture(config, device) and ranks.count == 1
     threads = torch.get_num_threads()

@@ -10,7 +10,7 @@ from timm.optim.lamb import Lamb
 from torch import nn
 
 from steppe import minimizers, models
-from steppe.config import RunConfig, derive_seed
+from steppe.config import OptimizerConfig, RunConfig, derive_seed
 from steppe.data import Dataset
 from steppe.errors import ConfigError
 from steppe.train.contrastive import check_classifier
@@ -41,28 +41,21 @@ def build_minimizer(
 ) -> minimizers.Minimizer:
     """Make the run's optimizer, wrapped in its minimizer.
 
-    Biases, norms and embeddings of rank one decay only where `decay_norms` says so.
-
     Args:
         config: the run.
         model: the network to train.
         share: tells the share of the budget spent so far, for `sharp_last` and AE-SAM's threshold.
     """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if p.ndim > 1]},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    if config.optimizer.decay_norms:
-        groups = [{"params": trained}]
     options: dict[str, Any] = {"lr": config.optimizer.lr, "weight_decay": config.optimizer.weight_decay}
     if config.optimizer.momentum is not None:
         options["momentum"] = config.optimizer.momentum
+    if config.optimizer.nesterov:
+        options["nesterov"] = True
     if config.optimizer.name in ("sgd", "adam", "adamw"):
         options["fused"] = True
     if config.optimizer.name == "lamb":
         options["max_grad_norm"] = None  # clipping is ours, on the final gradient: clip_norm
-    base = OPTIMIZERS[config.optimizer.name]([group for group in groups if group["params"]], **options)
+    base = OPTIMIZERS[config.optimizer.name](parameter_groups(config.optimizer, model), **options)
     engine_has = {"name", "sharp_every", "sharp_last", "rho_final", "per_rank"}
     own = config.minimizer.model_dump(exclude=engine_has, exclude_none=True)
     if config.minimizer.per_rank and hasattr(model, "no_sync"):  # in one process the batch is the rank's share
@@ -72,8 +65,6 @@ def build_minimizer(
     if config.minimizer.sharp_last:
         last = config.minimizer.sharp_last
         own["schedule"] = lambda step: share() >= 1 - last
-    if config.minimizer.name == "gsam":
-        own["lr_max"] = config.optimizer.lr
     try:
         minimizer = minimizers.create(config.minimizer.name, base, model, clip_norm=config.clip_norm, **own)
     except (TypeError, ValueError) as error:
@@ -81,6 +72,48 @@ def build_minimizer(
     if isinstance(minimizer.schedule, minimizers.GradientNorm):
         minimizer.schedule.share = share
     return minimizer
+
+
+def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
+    """Divide what learns by its learning rate and by whether it decays; the highest rate comes first.
+
+    Biases, norms and embeddings of rank one decay only where `decay_norms` says so.
+
+    Args:
+        config: of the base optimizer.
+        model: the network to train.
+
+    Raises:
+        ConfigError: rates are to differ between parts of the network that have no names.
+    """
+    assert config.lr is not None
+    network = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    factors = _rate_factors(config, network)
+    divided: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            rate = config.lr * factors.get(name, 1.0)
+            divided.setdefault((rate, config.decay_norms or parameter.ndim > 1), []).append(parameter)
+    return [
+        {"params": divided[rate, decays], "lr": rate, **({} if decays else {"weight_decay": 0.0})}
+        for rate, decays in sorted(divided, reverse=True)
+    ]
+
+
+def _rate_factors(config: OptimizerConfig, network: nn.Module) -> dict[str, float]:
+    """Give the learning rate of each parameter as a multiple of `lr`; 1 for those that are not named."""
+    key = "layer_decay"
+    factors: dict[str, float] = {}
+    try:
+        if config.layer_decay is not None:
+            factors = {name: config.layer_decay**depth for name, depth in models.count_depths(network).items()}
+        if config.head_lr_factor is not None:
+            key = "head_lr_factor"
+            factors |= dict.fromkeys(models.head_parameters(network), config.head_lr_factor)
+    except ConfigError as error:
+        mend = "leave it out" if config.layer_decay is None else f"leave it out, or {error.mend}"
+        raise ConfigError(error.what, where=f"optimizer.{key}", mend=mend) from None
+    return factors
 
 
 def match_layout(minimizer: minimizers.Minimizer) -> None:
