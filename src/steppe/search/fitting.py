@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from steppe import data
-from steppe.config import DataConfig, Pretrained
+from steppe.config import DataConfig, Pretrained, parse
 from steppe.data import Keeping
 from steppe.errors import ConfigError, Interrupted, RunError
 from steppe.runs import holds_others, locked
@@ -32,7 +32,7 @@ from steppe.search.budget import Budget, Clock, is_over, open_clock, read_about
 from steppe.search.journal import import_optuna
 from steppe.search.observer import SearchObserver
 from steppe.search.pareto import Fitted, tabulate, write_fronts
-from steppe.search.pretrained_search import KIND, PretrainedSearch
+from steppe.search.pretrained_search import PRETRAINED_KIND, PretrainedSearch
 from steppe.search.probe_search import IMAGE_SIZES, LEAST_SIZE, suits_pretrained
 from steppe.search.space import Wanted
 from steppe.search.trial_search import Search
@@ -92,11 +92,18 @@ def fit(
             opened.enter_context(locked(folder, "search"))
             about = read_about(folder)
             progress = _count_reading(folder, about, budget, began, progress)
+        photographs = holds_photographs(wanted.data.name, data_root)
+        pretrained = about.get("kind", PRETRAINED_KIND) == PRETRAINED_KIND
         backbones: list[Pretrained] = []
-        if about.get("kind", KIND) == KIND:
+        if pretrained and photographs:  # before reading: at which size photographs are kept depends on it
             backbones = find_backbones(wanted, data_root, say=observer.say, progress=progress)
-        config = _settle_sizes(wanted.data, bool(backbones), data_root, place, observer)
+        if "settled" in about:
+            config = parse(DataConfig, about["settled"], where=str(folder / "fit.json"))
+        else:
+            config = _settle_sizes(wanted.data, photographs, bool(backbones), place, observer)
         dataset = data.load(config, data_root, progress, keeping=keeping)
+        if pretrained and not photographs and suits_pretrained(dataset):
+            backbones = find_backbones(wanted, data_root, say=observer.say, progress=progress)
         if wanted.weights not in ("auto", "none") and not suits_pretrained(dataset):
             what = (
                 f"pretrained weights need colour photographs of at least {LEAST_SIZE} px, unlike {wanted.data.name!r}"
@@ -105,9 +112,11 @@ def fit(
         if not about:  # data that cannot be read shall leave no folder
             opened.enter_context(locked(folder, "search"))
             about = read_about(folder)
+        about |= {**wanted.to_json(), "settled": config.model_dump(mode="json", exclude_defaults=True)}
+        about["settled"] |= {"name": config.name}
         if backbones and suits_pretrained(dataset):
             root = str(data_root) if data_root else None
-            pretrained = PretrainedSearch(
+            search = PretrainedSearch(
                 replace(wanted, data=config),
                 budget,
                 folder,
@@ -120,7 +129,7 @@ def fit(
                 data_root=root,
                 keeping=keeping,
             )
-            return _run_pretrained(pretrained)
+            return _run_pretrained(search)
         import_optuna()
         executor = None
         if on_ray and _has_work(budget, about, began):
@@ -137,20 +146,19 @@ def fit(
             opened.callback(executor.close)
             opened.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(executor.place.threads)  # so that what is timed and forecast here holds there
-        search = Search(
-            replace(wanted, data=config), budget, folder, dataset, place, keeping, observer, began, executor, about
-        )
+        settled = replace(wanted, data=config)
+        trials = Search(settled, budget, folder, dataset, place, keeping, observer, began, executor, about)
         try:
-            if not search.over:
-                search.try_out()
-                search.train_winner()
+            if not trials.over:
+                trials.try_out()
+                trials.train_winner()
             if executor:
                 executor.close()  # Ctrl-C is ours again, and what follows may have its processors
-            return search.conclude()
+            return trials.conclude()
         except (Interrupted, KeyboardInterrupt):
-            search.clock.beat(now=True)
-            write_fronts(tabulate(search.runs()), folder)
-            raise _stopped(search.clock, budget, folder) from None
+            trials.clock.beat(now=True)
+            write_fronts(tabulate(trials.runs()), folder)
+            raise _stopped(trials.clock, budget, folder) from None
 
 
 def _run_pretrained(search: PretrainedSearch) -> Fitted:
@@ -177,10 +185,10 @@ def _stopped(clock: Clock, budget: Budget, folder: Path, best: str = "") -> Inte
 
 
 def _settle_sizes(
-    config: DataConfig, pretrained: bool, root: str | Path | None, device: torch.device, observer: SearchObserver
+    config: DataConfig, photographs: bool, pretrained: bool, device: torch.device, observer: SearchObserver
 ) -> DataConfig:
     """Say at which size photographs are kept, where the user gave none; sets of one small size keep theirs."""
-    if config.image_size is not None or not holds_photographs(config.name, root):
+    if config.image_size is not None or not photographs:
         return config
     if pretrained:
         return config.model_copy(update={"image_size": 224, "stored_size": max(IMAGE_SIZES)})

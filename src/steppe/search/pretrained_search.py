@@ -28,7 +28,7 @@ from steppe.studies.pipeline import add_measures
 from steppe.train import train
 from steppe.train.probe import read_out_of_fold
 
-KIND = "pretrained"
+PRETRAINED_KIND = "pretrained"
 
 
 class PretrainedSearch:
@@ -68,7 +68,7 @@ class PretrainedSearch:
         self.observer, self.data_root, self.keeping = observer, data_root, keeping
         self.dataset = dataset
         self.stop = threading.Event()
-        self.about: dict[str, Any] = {**about, **wanted.to_json(), "kind": KIND}
+        self.about: dict[str, Any] = {**wanted.to_json(), **about, "kind": PRETRAINED_KIND}
         recorded = self.about.setdefault("recorded", dataset.describe())
         check_unchanged(recorded, dataset, what="the images have changed since the search began", where=str(folder))
         if not is_over(self.about, budget):

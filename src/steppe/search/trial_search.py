@@ -71,7 +71,7 @@ class Search:
     ) -> None:
         self.wanted, self.folder, self.dataset = wanted, folder, dataset
         self.device, self.observer = device, observer
-        self.about: dict[str, Any] = {**(about or {}), **wanted.to_json()}
+        self.about: dict[str, Any] = {**wanted.to_json(), **(about or {}), "kind": "scratch"}
         recorded = self.about.setdefault("recorded", dataset.describe())
         check_unchanged(recorded, dataset, what="the images have changed since the search began", where=str(folder))
         self.over = is_over(self.about, budget)
