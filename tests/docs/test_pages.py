@@ -244,6 +244,10 @@ def test_tables_of_captured_steps_are_those_of_the_results():
     assert seen == 5 * 10 + 5 * 6 + 4 * 5
 
 
+def test_readme_has_at_most_150_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
 def test_every_method_and_measure_has_a_page():
     from steppe.evaluate.measures import MEASURES as EVALUATE
     from steppe.geometry.measures import MEASURES as GEOMETRY
