@@ -143,7 +143,7 @@ def test_no_weights_that_can_be_used_are_an_error(colour_images, tiny_weights, t
 def test_without_weights_training_is_from_scratch(colour_images, tmp_path):
     found = search(colour_images, tmp_path / "f", 12, weights="none", models=("mlp_8",))
     assert {run.config.model.mode for run in found.runs} == {None}
-    assert "kind" not in read_json(tmp_path / "f" / "fit.json")
+    assert read_json(tmp_path / "f" / "fit.json")["kind"] == "scratch"
 
 
 def test_grey_images_are_learned_from_scratch(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -29,8 +28,10 @@ from steppe.cli.place import (
     gibibytes,
 )
 from steppe.cli.show import JsonOption, console, print_json
-from steppe.config import DataConfig, parse
-from steppe.search.budget import Budget, parse_budget
+from steppe.config import DataConfig, parse, search_folder
+from steppe.config.lookup import check_data_name, check_device_name, check_model_name, check_weights
+from steppe.config.spelling import spell_model
+from steppe.search.budget import DEFAULT, Budget, parse_budget
 from steppe.search.observer import SearchObserver
 
 
@@ -38,7 +39,7 @@ def fit(
     data: Annotated[str, typer.Argument(help="a name from `steppe data`, a folder of class folders, or a .npz")],
     budget: Annotated[
         str, typer.Option(help="time for everything, such as 90s, 20m or 1h30m; or, without a clock, 200epochs")
-    ] = "10m",
+    ] = DEFAULT,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="the search's folder  \\[default: runs/fit-<data>]")
     ] = None,
@@ -71,7 +72,15 @@ def fit(
     given = parse_budget(budget)
     values = {"name": data} | ({} if image_size is None else {"image_size": image_size})
     about_data = parse(DataConfig, values, where="the command line")
-    folder = out or Path("runs") / f"fit-{_slug(data)}"
+    folder = out or search_folder(about_data.name)
+    check_data_name(about_data.name, data_root)  # mistakes are told before what takes seconds to import
+    names = tuple(map(spell_model, model or ()))
+    for name in names:
+        check_model_name(name)
+    if weights not in ("auto", "none"):
+        check_weights(weights, data_root)
+    if device:
+        check_device_name(device)
 
     from steppe.data import Keeping
     from steppe.report import print_table, row_values, summarise, write_report
@@ -80,7 +89,7 @@ def fit(
 
     with _Shown(folder, given, began) as shown:
         found = fit(
-            Wanted(about_data, tuple(model or ()), weights, seed),
+            Wanted(about_data, names, weights, seed),
             given,
             folder,
             data_root=str(data_root) if data_root else None,
@@ -158,10 +167,6 @@ def show_elapsed(elapsed_s: float, budget: Budget) -> str:
     minutes, seconds = divmod(round(elapsed_s), 60)
     spent = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
     return f"{spent} of {budget}" if budget.timed else spent
-
-
-def _slug(data: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.]+", "_", Path(data).name).strip("_.") or "data"
 
 
 def _start_of_this_command() -> float:

@@ -78,7 +78,7 @@ class Account:
 
     def length_of(self, rung: int) -> float:
         """The budget of a trial."""
-        return float(self.about[self.budget.key("first")]) * FACTOR**rung
+        return float(self.about[self.budget.key("lowest_rung")]) * FACTOR**rung
 
     def top_rung(self) -> int:
         """The highest rung whose trials are not too long for the part that is for trials."""

@@ -60,7 +60,7 @@ def evaluate_chosen(
         ("val_all", dataset.val if known["val"]["examples"] < len(dataset.val) else None),
         ("train", take_about(dataset.train, VAL_EXAMPLES, seed)),
     ):
-        if split is not None and len(split) <= left:
+        if split is not None and name not in known and len(split) <= left:
             found[name] = measure_accuracy(model, split, dataset, device=device, batch_size=512, tell=tell)
             left -= len(split)
     with run.lock():

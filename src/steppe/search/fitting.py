@@ -95,16 +95,17 @@ def fit(
         photographs = holds_photographs(wanted.data.name, data_root)
         pretrained = about.get("kind", PRETRAINED_KIND) == PRETRAINED_KIND
         backbones: list[Pretrained] = []
-        if pretrained and photographs:  # before reading: at which size photographs are kept depends on it
+        named = wanted.weights not in ("auto", "none")
+        if pretrained and (photographs or named):  # before reading: at which size photographs are kept depends on it
             backbones = find_backbones(wanted, data_root, say=observer.say, progress=progress)
         if "settled" in about:
             config = parse(DataConfig, about["settled"], where=str(folder / "fit.json"))
         else:
             config = _settle_sizes(wanted.data, photographs, bool(backbones), place, observer)
         dataset = data.load(config, data_root, progress, keeping=keeping)
-        if pretrained and not photographs and suits_pretrained(dataset):
+        if pretrained and not (photographs or named) and suits_pretrained(dataset):
             backbones = find_backbones(wanted, data_root, say=observer.say, progress=progress)
-        if wanted.weights not in ("auto", "none") and not suits_pretrained(dataset):
+        if named and not suits_pretrained(dataset):
             what = (
                 f"pretrained weights need colour photographs of at least {LEAST_SIZE} px, unlike {wanted.data.name!r}"
             )

@@ -127,7 +127,7 @@ class Search:
             batch_sizes=sizes if self.device.type == "cpu" else (*sizes, *(512,) * (images >= 4096)),
             crop=self.dataset.image_size // 8,
         )
-        self.about |= {"space": space.to_json(), self.budget.key("first"): first}
+        self.about |= {"space": space.to_json(), self.budget.key("lowest_rung"): first}
 
     def _saw_enough(self, found: Sequence[Candidate]) -> bool:
         """Whether to time no more models: a quarter of the time is over, or they have become too slow to be kept.
@@ -233,6 +233,8 @@ class Search:
             trial.set_user_attr("cost", [outcome.factor, outcome.fixed_s])
         trial.set_user_attr("epochs", self.account.to_epochs(job.config, outcome.gradients))
         trial.set_user_attr("val_accuracy", outcome.val_accuracy)
+        if outcome.state == "complete":
+            self.about.setdefault("first_s", round(self.clock.elapsed_s, 2))
         states = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
         state = states.get(outcome.state, optuna.trial.TrialState.FAIL)
         self.study.tell(trial, outcome.score if state == optuna.trial.TrialState.COMPLETE else None, state)

@@ -149,7 +149,7 @@ class Probe:
         self.observer.epoch(record)
 
     def _finish(self, seconds: float, about: dict[str, Any]) -> None:
-        found: dict[str, Any] = {"val": self.val_found}
+        found: dict[str, Any] = {"val": self.val_found, "train": self.train_found}
         if not self.validation_only:
             place(self.model, self.device, self.dataset.image_size)
             total = len(self.dataset.test)
@@ -159,7 +159,7 @@ class Probe:
                 self._stop_if_requested()
 
             test = measure_accuracy(self.model, self.dataset.test, self.dataset, device=self.device, tell=tell)
-            found |= {"train": self.train_found, "test": test}
+            found["test"] = test
         save_weights(self.run.weights, self.model.state_dict())
         summary = {
             "status": "finished",
