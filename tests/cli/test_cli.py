@@ -17,8 +17,8 @@ from commands import launch, read_until, steppe
 from PIL import Image
 
 from steppe import data, models
-from steppe.cli.flags import KEYS, flag_of
 from steppe.config import load_run_config, names
+from steppe.config.keys import KEYS, flag_of
 from steppe.runs import Run
 
 
@@ -52,6 +52,35 @@ def test_flags_override_a_file(tmp_path):
     again = tmp_path / "again.toml"
     again.write_text((tmp_path / "r" / "config.toml").read_text())
     assert load_run_config(again) == config
+
+
+def test_train_takes_data_in_the_place_of_a_file(tmp_path):
+    make_images(tmp_path / "photos")
+    assert steppe("train", "photos/", *QUICK, "-o", "a") == 0
+    assert steppe("train", "--data", "photos", *QUICK, "-o", "b") == 0
+    assert Run(tmp_path / "a").config == Run(tmp_path / "b").config
+
+
+def test_train_refuses_data_that_are_named_twice(capsys):
+    assert steppe("train", "digits", "--data", "mnist") == 2
+    assert "the data are named twice: 'digits' and 'mnist'" in capsys.readouterr().err
+
+
+def test_train_takes_a_toml_file_of_any_name(tmp_path):
+    (tmp_path / "settings").write_text("seed = 7\n")
+    assert steppe("train", "settings", *QUICK, "-o", "r") == 0
+    assert Run(tmp_path / "r").config.seed == 7
+
+
+def test_predict_refuses_names_of_which_none_is_there(capsys):
+    assert steppe("train", *QUICK, "-o", "r") == 0
+    assert steppe("predict", "r", "x.jpg") == 2
+    assert "there is no such file or folder\n  where: x.jpg" in capsys.readouterr().err
+
+
+def test_models_are_searched_in_any_spelling(capsys):
+    assert steppe("models", "ResNet-18") == 0
+    assert "resnet18" in capsys.readouterr().out
 
 
 def test_every_key_has_a_flag_and_help_shows_its_default(capsys):
@@ -164,11 +193,31 @@ def test_the_package_knows_its_version():
 
 FINE = ["--version", "--help", "train --help", "geometry --help", "study --help", "study list", "weights list"]
 MISTAKES = [
-    "train --lr -1",
-    "study run nosuch",
-    "study show quickstart --scale nosuch",
-    "geometry nosuch",
-    "weights get nosuch",
+    *("train --lr -1", "study run nosuch", "study show quickstart --scale nosuch", "geometry nosuch"),
+    *(
+        "train nosuch/",
+        "train nosuch.toml",
+        "train --data nosuch",
+        "train digits --data mnist",
+        "train --model resnet19x",
+    ),
+    *(
+        "train --weights nosuch",
+        "train --device tpu",
+        "train --track nosuch",
+        "models nosuch",
+        "weights get nosuch",
+        "study compare toys nosuch",
+    ),
+    *(
+        "predict nosuch x.jpg",
+        "export nosuch -o x",
+        "report nosuch",
+        "compare nosuch nosuch",
+        "evaluate nosuch nosuch2",
+    ),
+    *("cost nosuch", "cost resnet18 --data nosuch", "cost resnet19x --data digits"),
+    "evaluate --model resnet19x --weights timm --data digits",
 ]
 
 
@@ -348,7 +397,8 @@ def test_a_rate_that_a_model_lacks_is_not_blamed_on_the_image_size(capsys):
 
 
 def test_a_measure_that_is_unknown_is_answered_with_those_there_are(capsys):
-    assert steppe("geometry", "--only", "zzz") == 2
+    subject = ("--model", "resnet18", "--weights", "timm", "--data", "digits")
+    assert steppe("geometry", *subject, "--only", "zzz") == 2
     assert "lambda_max" in capsys.readouterr().err
 
 

@@ -291,4 +291,4 @@ def test_every_command_that_prints_a_table_has_it():
     commands = typer.main.get_command(app).commands
     every = {**commands, **{f"study {name}": one for name, one in commands["study"].commands.items()}}
     without = {name for name, one in every.items() if not any("--json" in p.opts for p in one.params)}
-    assert without == {"study", "export", "symmetry", "study figures", "study publish"}
+    assert without == {"study", "weights", "export", "symmetry", "study figures", "study publish"}

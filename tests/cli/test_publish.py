@@ -53,25 +53,24 @@ def test_a_study_in_several_folders_has_a_heading_and_a_picture_for_each(results
 
 def test_figures_of_other_data_say_so(tmp_path):
     shutil.copytree(RESULTS / "sharp-minima", tmp_path / "results" / "sharp-minima")
-    readme, page = tmp_path / "README.md", tmp_path / "results.md"
-    readme.write_text(f"{BEGIN}\n{END}\n")
-    result, _ = publish(str(tmp_path / "results"), "-o", str(page), "--readme", str(readme))
+    page = tmp_path / "results.md"
+    result, _ = publish(str(tmp_path / "results"), "-o", str(page))
     assert result.exit_code == 0
-    assert "Figures of imagenet stand beside ours of cifar10 without a difference." in page.read_text()
-    assert "| on imagenet: ResNet, plain 78.5 %" in readme.read_text()
-    assert "| on cifar10, scale small: ResNet, plain 93." in readme.read_text()
+    text = page.read_text()
+    assert "Figures of imagenet stand beside ours of cifar10 without a difference." in text
+    assert "| on imagenet: ResNet, plain 78.5 %" in text
+    assert "| on cifar10, scale small: ResNet, plain 93." in text
 
 
 def test_what_is_smaller_than_published_is_said(tmp_path):
     shutil.copytree(RESULTS / "swin-finetune-laptop", tmp_path / "results" / "swin")
     shutil.copytree(RESULTS / "cost-effective-own", tmp_path / "results" / "own")
     shutil.copytree(RESULTS / "wrn", tmp_path / "results" / "wrn")
-    readme, page = tmp_path / "README.md", tmp_path / "results.md"
-    readme.write_text(f"{BEGIN}\n{END}\n")
-    assert publish(str(tmp_path / "results"), "-o", str(page), "--readme", str(readme))[0].exit_code == 0
-    assert "| scale laptop (images at 16 px): head alone 20.55 %" in readme.read_text()
-    assert "| scale own (images at 16 px, 0.2 of them): ResNet, full, SGD 13.14 %" in readme.read_text()
-    assert "| Adam 93.07 %" in readme.read_text(), "at paper nothing is smaller"
+    page = tmp_path / "results.md"
+    assert publish(str(tmp_path / "results"), "-o", str(page))[0].exit_code == 0
+    assert "| scale laptop (images at 16 px): head alone 20.55 %" in page.read_text()
+    assert "| scale own (images at 16 px, 0.2 of them): ResNet, full, SGD 13.14 %" in page.read_text()
+    assert "| Adam 93.07 %" in page.read_text(), "at paper nothing is smaller"
     assert "13 runs at scale `laptop` (images at 16 px) on" in page.read_text()
 
 
@@ -162,12 +161,14 @@ def test_the_page_and_the_readme(results, tmp_path):
     assert table.startswith("before\n")
     assert table.endswith(f"{END}\nafter\n")
     assert "OUTDATED" not in table
-    assert "CIFAR-100, SAM 79.12" in table
-    assert "| claims that hold | that do not | undecided | not measured |" in table
-    assert "| 0 | 0 | 6 | 0 |" in table
-    assert "published accuracy" not in table  # a column that is empty in every line
+    assert "CIFAR-100, SAM 79.12" in text
+    assert "| claims that hold | that do not | undecided | not measured |" in text
+    assert "| 0 | 0 | 6 | 0 |" in text
+    assert "published accuracy" not in text  # a column that is empty in every line
     assert "sources.md" not in text  # there is no such page beside this one
+    assert "| study | claims that hold | that do not | undecided |" in table
     assert "](docs/results.md#resnet-18" in table
+    assert "[All results](docs/results.md): tables, intervals and seeds of 4 runs." in table
     first = (text, table)
     publish(str(results), "-o", str(page), "--readme", str(readme))
     assert (page.read_text(), readme.read_text()) == first
@@ -215,14 +216,44 @@ def test_sources_are_named_as_such(tmp_path):
     assert "seed's" not in text
 
 
-def test_accuracies_in_the_readme_say_whose_they_are(tmp_path):
-    readme, folder = tmp_path / "README.md", tmp_path / "results"
+def test_accuracies_of_the_overview_are_published_and_ours(tmp_path):
+    folder, page = tmp_path / "results", tmp_path / "page.md"
     shutil.copytree(RESULTS / "wrn", folder / "wrn")
+    assert publish(str(folder), "-o", str(page))[0].exit_code == 0
+    text = page.read_text()
+    assert "Adam 92.3 %; SAM 96.19 %" in text
+    assert "Adam 93.07 %; SAM 95.77 %" in text
+
+
+def test_readme_table_orders_studies_by_decided_claims_and_omits_small_scales(tmp_path):
+    kept = ("resnet18-small", "resnet18", "swin-finetune-laptop", "cost-effective-own", "accumulation", "wrn")
+    for name in kept:
+        shutil.copytree(RESULTS / name, tmp_path / "results" / name)
+    readme = tmp_path / "README.md"
     readme.write_text(f"{BEGIN}\n{END}\n")
-    assert publish(str(folder), "-o", str(tmp_path / "page.md"), "--readme", str(readme))[0].exit_code == 0
-    table = readme.read_text()
-    assert "Adam 92.3 %; SAM 96.19 %" in table
-    assert "Adam 93.07 %; SAM 95.77 %" in table
+    page = str(tmp_path / "docs/results.md")
+    assert publish(str(tmp_path / "results"), "-o", page, "--readme", str(readme))[0].exit_code == 0
+    rows = [line for line in readme.read_text().splitlines() if line.startswith("| [")]
+    assert [line.partition("]")[0].removeprefix("| [") for line in rows] == ["accumulation", "wrn", "resnet18"]
+    assert rows[2].endswith("#resnet-18-on-cifar-10-and-cifar-100-sgd-and-sam) | 0 | 0 | 6 |"), "paper, not small"
+
+
+def test_readme_without_large_scales_has_the_link_alone(tmp_path):
+    shutil.copytree(RESULTS / "swin-finetune-laptop", tmp_path / "results" / "swin")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    page = str(tmp_path / "page.md")
+    assert publish(str(tmp_path / "results"), "-o", page, "--readme", str(readme))[0].exit_code == 0
+    assert readme.read_text() == f"{BEGIN}\n[All results](page.md): tables, intervals and seeds of 13 runs.\n{END}\n"
+
+
+def test_readme_table_of_the_project_fits_the_screen():
+    """At most eight rows, and no cell of more than six words."""
+    text = (RESULTS.parent / "README.md").read_text()
+    table = [line for line in text[text.index(BEGIN) : text.index(END)].splitlines() if line.startswith("|")]
+    cells = [re.sub(r"\(.*?\)", "", cell) for line in table for cell in line.strip("|").split("|")]
+    assert 1 <= len(table) - 2 <= 8
+    assert max(len(cell.split()) for cell in cells) <= 6
 
 
 def test_a_benchmark_shows_the_digits_that_count_and_every_commit_it_comes_from(results, tmp_path):

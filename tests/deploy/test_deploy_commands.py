@@ -93,7 +93,7 @@ def test_hostile_names_neither_move_the_cursor_nor_stop_it(runs, photos, capsys)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("missing.png",), "no image could be classified; 1 skipped"),
+        (("missing.png",), "there is no such file or folder"),
         (("empty",), "there are no images in this folder"),
         (("*.jpg", "bad.png"), "no image could be classified; 2 skipped"),
     ],

@@ -17,9 +17,9 @@ import pytest
 import typer
 from doc_pages import PAGES, ROOT, anchors, code_spans, name_of, python_steps, shell_lines, without_code
 
-from steppe.cli.flags import KEYS
 from steppe.cli.main import app
-from steppe.config import RunConfig, parse
+from steppe.config.keys import KEYS
+from steppe.config.source import is_toml, read_source
 
 LONG = {"docs/search.md"}
 """Pages whose code takes a minute."""
@@ -125,8 +125,8 @@ def test_commands_exist(words):
     shown_only = re.search(r"…|[A-Z]{3,}|\bN\b|--help", " ".join(rest))
     if rest and not shown_only and not hasattr(command, "commands"):
         with command.make_context("steppe", rest) as context:  # values of the right type, nothing missing or left over
-            if command.name == "train" and context.params["config"] is None:
-                parse(RunConfig, _overrides(context.params), where="the documentation")
+            if command.name == "train" and not is_toml(context.params["source"] or ""):
+                read_source(context.params["source"], _overrides(context.params), where="the documentation")
 
 
 def _overrides(params: dict[str, Any]) -> dict[str, Any]:
@@ -242,6 +242,10 @@ def test_tables_of_captured_steps_are_those_of_the_results():
                     assert shown == ("–" if value is None else f"{value:.{places}f}"), (model, wanted)
                     seen += 1
     assert seen == 5 * 10 + 5 * 6 + 4 * 5
+
+
+def test_readme_has_at_most_150_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_every_method_and_measure_has_a_page():

@@ -41,7 +41,7 @@ DIGITS = {"name": "digits"}
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("45s", 45), ("20m", 1200), ("1h30m", 5400), ("1.5h", 5400), ("2 min", 120), ("1H 5S", 3605)],
+    [("90s", 90), ("45s", 45), ("20m", 1200), ("1h30m", 5400), ("1.5h", 5400), ("2 min", 120), ("1H 5S", 3605)],
 )
 def test_times_are_read(text, seconds):
     assert parse_seconds(text) == seconds

@@ -199,7 +199,7 @@ def test_shipped_studies_are_found_and_planned():
         assert find_study(str(path))[0] == study
 
 
-def test_quickstart_is_what_the_readme_says():
+def test_quickstart_is_what_its_page_says():
     study, _ = find_study("quickstart")
     planned = plan(study)
     families = {p.config.model.name.split("_")[0] for p in planned}

@@ -75,7 +75,7 @@ def test_answers_of_the_network_are_those_of_the_head_on_its_features(colour_ima
     run = make(config, tmp_path / "r", Keeping(cache=tmp_path))
     trained = open_trained(run.path, device="cpu")
     dataset = as_learned(load(config), run.read("data.json"))
-    cache = FeatureCache(make_extractors(trained.model, config, CPU), dataset, CPU, tmp_path)
+    cache = FeatureCache(make_extractors(trained.model, config, CPU, 3, 32), dataset, CPU, tmp_path)
     head = trained.model.get_classifier()
     with torch.no_grad():
         on_features = head(cache.features(dataset.test).float())
@@ -113,7 +113,7 @@ def test_features_side_by_side_are_those_of_each_network_with_its_own_normalisat
     beside.head.register_forward_pre_hook(lambda module, inputs: kept.update(features=inputs[0]))
     with torch.no_grad():
         beside(seen)
-        parts = torch.cat([extract(seen) for extract in make_extractors(beside, config, CPU)], 1)
+        parts = torch.cat([extract(seen) for extract in make_extractors(beside, config, CPU, 3, 32)], 1)
     torch.testing.assert_close(kept["features"], torch.cat(own, 1), rtol=0, atol=1e-4)
     torch.testing.assert_close(parts, torch.cat(own, 1), rtol=0, atol=1e-4)
 

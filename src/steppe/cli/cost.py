@@ -14,6 +14,7 @@ from rich.text import Text
 from steppe.cli.place import DataRootOption, DeviceOption
 from steppe.cli.show import JsonOption, ReadingProgress, console, print_json, progress_bar
 from steppe.config import RunConfig, parse
+from steppe.config.lookup import check_names
 from steppe.errors import ConfigError
 from steppe.runs import Run
 
@@ -47,8 +48,6 @@ def cost(
     json: JsonOption = False,
 ) -> None:
     """Measure what runs or models cost here; what was measured on a run is added to its cost.json."""
-    from steppe.studies import add_cost, describe_price, measure_cost
-
     own = {
         "data": {"name": data, "image_size": image_size},
         "batch_size": batch_size,
@@ -56,8 +55,11 @@ def cost(
         "minimizer": {"name": minimizer},
         "optimizer": {"name": optimizer},
     }
+    subjects = [_find_target(target, own, data_root) for target in targets]
+    from steppe.studies import add_cost, describe_price, measure_cost
+
     load = cache(lambda: _read_images(own, data_root))  # once for all models
-    asked = [_read_target(target, own, load, several=len(targets) > 1) for target in targets]
+    asked = [(subject, _read_images_of(subject, load, several=len(targets) > 1)) for subject in subjects]
     found: list[dict[str, Any]] = []
     with progress_bar() as bar:
         for target, (subject, images) in zip(targets, asked, strict=True):
@@ -91,34 +93,39 @@ def _read_images(own: dict[str, Any], data_root: Path | None) -> Images:
     return Images.of_dataset(sets.load(config.data, data_root))
 
 
-def _read_target(
-    target: str, own: dict[str, Any], load: Callable[[], Images], *, several: bool
-) -> tuple[Run | RunConfig, Images | None]:
-    """A run, or a model's configuration and its images; what is wrong is told before anything is measured."""
-    from steppe import models
-    from steppe.studies import Images
-    from steppe.studies.costs import check_writable
-
+def _find_target(target: str, own: dict[str, Any], data_root: Path | None) -> Run | RunConfig:
+    """A run, or a model's configuration; what is wrong with a name is told before torch is imported."""
     given = [f"--{key}" for key, value in _flat(own).items() if value is not None]
     if (Path(target) / "config.toml").is_file():
         if given:
             what = f"{', '.join(given)} cannot be changed: a run has its own"
             raise ConfigError(what, where=target, mend="name a model instead of a run, or leave them away")
-        run = Run(target)
-        Images.of_run(run)
-        check_writable(run)
-        return run, None
+        return Run(target)
     if Path(target).is_dir():
         Run(target)  # says what a run folder is
     if own["data"]["name"] is None:
         mend = "name a run folder, or say --data NAME: a model is measured on images of some size"
         raise ConfigError(f"{target!r} is no run folder, and a model needs --data", where="steppe cost", mend=mend)
     config = parse(RunConfig, _given({**own, "model": {"name": target}}), where="the command line's flags")
+    check_names(config, data_root)
+    return config
+
+
+def _read_images_of(subject: Run | RunConfig, load: Callable[[], Images], *, several: bool) -> Images | None:
+    """A model's images; what is wrong with it, or with a run, is told before anything is measured."""
+    from steppe import models
+    from steppe.studies import Images
+    from steppe.studies.costs import check_writable
+
+    if isinstance(subject, Run):
+        Images.of_run(subject)
+        check_writable(subject)
+        return None
     images = load()
     if several:  # a mistake in the last name is not to be told after minutes
         size = {"image_size": images.size, "channels": images.channels, "classes": images.classes}
-        models.build(config.model, **size, load=False)
-    return config, images
+        models.build(subject.model, **size, load=False)
+    return images
 
 
 def cost_table(found: dict[str, Any]) -> Table:

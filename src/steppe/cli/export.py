@@ -11,6 +11,7 @@ import typer
 from steppe.cli.place import DataRootOption, DeviceOption
 from steppe.cli.predict import calibrate
 from steppe.cli.show import console, errors, progress_bar
+from steppe.runs import find_trained
 
 
 class Format(StrEnum):
@@ -22,7 +23,7 @@ class Format(StrEnum):
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, or one that `steppe fit` made")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="a folder to make")],
     format_: Annotated[
         Format, typer.Option("--format", help="onnx (extra), timm, or safetensors that `steppe predict` reads")
@@ -35,6 +36,7 @@ def export(
     device: DeviceOption = None,
 ) -> None:
     """Export a run's network with its pre-processing, classes and calibration, and check that it answers the same."""
+    find_trained(run)
     from steppe.deploy import export as write
     from steppe.deploy import open_trained
     from steppe.deploy.export import check_free

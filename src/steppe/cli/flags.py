@@ -6,34 +6,19 @@ So `--help` cannot disagree with what a configuration file may hold, and a new k
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
-from steppe.config import PRETRAINED, RunConfig, leaves
+from steppe.config import PRETRAINED
+from steppe.config.keys import KEYS, ambiguous_flags, flag_of, nest
 from steppe.config.names import DATASETS, MODELS
+from steppe.config.section import literals
 from steppe.errors import ConfigError
 
-KEYS = dict(leaves(RunConfig))
 WEIGHTS = ("auto", "none", *PRETRAINED)
-_LAST = Counter(key.rpartition(".")[2] for key in KEYS)
-
-
-def flag_of(key: str) -> str:
-    """The flag of a key: `data.name` is --data, `minimizer.rho` is --rho, with its section where two would clash."""
-    section, _, last = key.rpartition(".")
-    if last == "name":
-        return f"--{section}"
-    return "--" + (f"{section}-{last}" if _LAST[last] > 1 else last).replace("_", "-").replace(".", "-")
-
-
-def ambiguous_flags() -> dict[str, list[str]]:
-    """Flags that there would be if two sections had no key of the same name -> the keys that one may mean."""
-    shared = [last for last, count in _LAST.items() if count > 1 and last != "name"]
-    return {f"--{last.replace('_', '-')}": [key for key in KEYS if key.endswith(f".{last}")] for last in shared}
 
 
 def with_config_flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,15 +30,7 @@ def with_config_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, flag in unclear.items():
             if arguments.pop(name) is not None:
                 raise _which(flag)
-        overrides: dict[str, Any] = {}
-        for name, key in names.items():
-            value = arguments.pop(name)
-            if value is not None:
-                *sections, last = key.split(".")
-                table = overrides
-                for section in sections:
-                    table = table.setdefault(section, {})
-                table[last] = value
+        overrides = nest({key: arguments.pop(name) for name, key in names.items()})
         return command(**arguments, overrides=overrides)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
@@ -88,16 +65,9 @@ def _option(key: str, field: FieldInfo) -> Any:
         help=f"{described}  \\[{key}]" if default is None else f"{described}  \\[{key}, default: {_shown(default)}]",
         show_default=False,
         rich_help_panel=f"{key.split('.')[0].capitalize()}" if "." in key else "Run",
-        autocompletion=_completer(key, _choices(field.annotation)),
+        autocompletion=_completer(key, literals(field.annotation)),
     )
     return Annotated[kind | None, option]
-
-
-def _choices(annotation: Any) -> list[str]:
-    """The values of a key that takes one of a few words."""
-    if get_origin(annotation) is Literal:
-        return [str(value) for value in get_args(annotation)]
-    return [word for inner in get_args(annotation) for word in _choices(inner)]
 
 
 def _completer(key: str, choices: list[str]) -> Callable[[str], list[str]]:

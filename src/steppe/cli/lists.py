@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,15 +11,20 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from steppe.cli.flags import flag_of
-from steppe.cli.place import DataRootOption
+from steppe.cli.place import DataRootOption, check_device
 from steppe.cli.show import JsonOption, console, print_json
 from steppe.config import MINIMIZER_DEFAULTS
+from steppe.config.keys import flag_of
+from steppe.config.names import MODELS
+from steppe.config.spelling import fold, timm_names
+from steppe.errors import unknown_name
 
 _DEVICE = "describe this one: cpu, cuda …  \\[default: the GPU where there is one]"
 
 
-def env(device: Annotated[str | None, typer.Option(help=_DEVICE)] = None, json: JsonOption = False) -> None:
+def env(
+    device: Annotated[str | None, typer.Option(help=_DEVICE, callback=check_device)] = None, json: JsonOption = False
+) -> None:
     """Print versions, device and threads: what a bug report needs."""
     from steppe.train import describe_environment, pick_device
 
@@ -40,17 +46,18 @@ def models(
     json: JsonOption = False,
 ) -> None:
     """List the models: ours for small images, and timm's by pattern."""
+    wanted = fold(pattern if pattern and "*" in pattern else f"*{pattern or ''}*")
+    known = {*MODELS, *timm_names()}
+    if pattern and not any(fnmatch(fold(name), wanted) for name in known):
+        raise unknown_name("model", pattern, known, see="steppe models")
     import timm
 
-    from steppe.errors import unknown_name
-    from steppe.models import SMALL_MODELS, model_names
+    from steppe.models import SMALL_MODELS
 
-    rows = [(name, about) for name, (_, about) in SMALL_MODELS.items() if pattern is None or pattern in name]
+    rows = [(name, about) for name, (_, about) in SMALL_MODELS.items() if fnmatch(fold(name), wanted)]
     if pattern:
-        found = timm.list_models(pattern if "*" in pattern else f"*{pattern}*")
-        rows += [(name, "timm") for name in found if name not in SMALL_MODELS]
-        if not rows:
-            raise unknown_name("model", pattern, model_names(), see="steppe models")
+        others = (name for name in timm.list_models() if name not in SMALL_MODELS)
+        rows += [(name, "timm") for name in others if fnmatch(fold(name), wanted)]
     _print(("model", "what it is"), rows, json)
     if not pattern and not json:
         console.print(f"and {len(timm.list_models())} of timm's: `steppe models PATTERN` searches them")

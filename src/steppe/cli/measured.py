@@ -21,6 +21,8 @@ from steppe.cli.place import (
     gibibytes,
 )
 from steppe.cli.show import JsonOption, ReadingProgress, console, errors, print_json, progress_bar
+from steppe.config.lookup import check_data_name, check_model_name, check_weights
+from steppe.config.spelling import spell_data, spell_model
 from steppe.errors import ConfigError, DataError, MeasureError, RunError, SteppeError
 from steppe.runs import Run, find_runs
 
@@ -130,8 +132,15 @@ def measuring_command(
         memory_limit: MemoryOption = None,
         json: JsonOption = False,
     ) -> None:
+        elsewhere = {
+            "model": model and spell_model(model),
+            "weights": weights,
+            "data": data and spell_data(data),
+            "image_size": image_size,
+            "out": out,
+        }
         if not list_:
-            _look(runs or [], with_)
+            _look(runs or [], with_, elsewhere, data_root)
         from steppe.data import Keeping
         from steppe.data import data_root as root_of
         from steppe.measuring import change_settings, choose
@@ -149,7 +158,6 @@ def measuring_command(
             chosen["between"] = measures["between"]
         for unused in (one for one in changed if one not in chosen):
             say(f"note: {unused} is not measured here, so its settings change nothing")
-        elsewhere = {"model": model, "weights": weights, "data": data, "image_size": image_size, "out": out}
         options: dict[str, Any] = {"strict": only is not None, "quick": quick, "again": again, "batch_size": batch_size}
         keeping = Keeping(keep.value, gibibytes(memory_limit), cache)
         found: dict[str, dict[str, Any]] = {}
@@ -205,18 +213,12 @@ def _subjects(
     from steppe.studies.subjects import open_model, open_run
 
     if not runs:
-        if not (elsewhere["model"] and elsewhere["weights"] and elsewhere["data"]):
-            mend = "name a run folder, or give --model, --weights and --data"
-            raise ConfigError("there is nothing to measure", mend=mend)
         parts = (elsewhere["model"], elsewhere["data"])
         folder = Path("measured") / "-".join(part.replace("/", "_").replace(":", "_") for part in parts)
         folder, size = elsewhere["out"] or folder, elsewhere["image_size"]
         name, weights, data = (str(elsewhere[key]) for key in ("model", "weights", "data"))
         yield open_model(name, weights, data, folder, image_size=size, **where)
         return
-    if any(value is not None for value in elsewhere.values()):
-        mend = "name a run folder, or a model with --model, --weights and --data"
-        raise ConfigError("a run has its own model, weights, data and folder", mend=mend)
     if len(runs) == 1 and not _holds_runs(runs[0]):
         yield open_run(runs[0], **where)
         return
@@ -265,11 +267,29 @@ def _raise(failures: Mapping[str, list[SteppeError]], runs: int) -> None:
     raise MeasureError(what, mend="see the reasons above")
 
 
-def _look(runs: list[Path], other: Path | None) -> None:
-    """Tell a folder that is no run before anything is opened, or takes seconds to import."""
+def _look(runs: list[Path], other: Path | None, elsewhere: Mapping[str, Any], data_root: Path | None) -> None:
+    """Tell a name that means nothing before anything is opened, or takes seconds to import."""
+    _check_subjects(runs, elsewhere)
+    if not runs:
+        check_model_name(elsewhere["model"])
+        check_data_name(elsewhere["data"], data_root)
+        check_weights(elsewhere["weights"], data_root)
+    for path in runs:
+        if not path.is_dir():
+            raise RunError("there is no such folder", where=str(path), mend="check the path")
     alone = [path for path in runs if len(runs) == 1 and not _holds_runs(path)]
     for path in [*alone, *([other] if other else [])]:
         _ = Run(path).config
+
+
+def _check_subjects(runs: list[Path], elsewhere: Mapping[str, Any]) -> None:
+    """Refuse a model beside runs, and neither."""
+    if not runs and not (elsewhere["model"] and elsewhere["weights"] and elsewhere["data"]):
+        mend = "name a run folder, or give --model, --weights and --data"
+        raise ConfigError("there is nothing to measure", mend=mend)
+    if runs and any(value is not None for value in elsewhere.values()):
+        mend = "name a run folder, or a model with --model, --weights and --data"
+        raise ConfigError("a run has its own model, weights, data and folder", mend=mend)
 
 
 def _holds_runs(path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
-from steppe.cli.show import Ticker, console
+from steppe.cli.show import Ticker, console, end_bar
 
 
 class MeasuringProgress:
@@ -58,7 +58,7 @@ class MeasuringProgress:
             self.passed_over[name] = details["reason"]
             say(f"{name}: passed over: {details['reason']}")
         else:
-            self._end(name)
+            self._end(name, is_done=True)
             took_s = None if event == "kept" else details["time_s"]
             paths = self.headlines.get(name) or first_numbers(details)
             values, doubtful = figures_of(details, paths), doubtful_of(details, paths)
@@ -66,9 +66,11 @@ class MeasuringProgress:
             took = "found before" if took_s is None else f"{took_s:.1f} s"
             say(f"{name}: {headline(values, doubtful)}({took})")
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: str, *, is_done: bool = False) -> None:
         self.now = None
         if self.bar and name in self.tasks:
+            if is_done:
+                end_bar(self.bar, self.tasks[name])
             self.bar.remove_task(self.tasks.pop(name))
 
     def _tick(self) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from steppe.config.lookup import check_device_name
 from steppe.errors import ConfigError
-from steppe.runs import TRACKERS
+from steppe.runs import TRACKERS, check_trackers
 
 _PANEL = "How images are kept"
 _READERS = "processes that read images which are not kept in memory; 0 reads in a thread"
@@ -18,7 +19,17 @@ _READERS = "processes that read images which are not kept in memory; 0 reads in 
 DataRootOption = Annotated[
     Path | None, typer.Option(help="where named data sets live  \\[default: $STEPPE_DATA, else ./data]")
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]")]
+
+
+def check_device(name: str | None) -> str | None:
+    """Refuse a device of a kind that steppe does not know, before torch is imported; the callback of an option."""
+    return None if name is None else check_device_name(name)
+
+
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(callback=check_device, help="cpu, cuda, cuda:1 …  \\[default: the GPU where there is one]"),
+]
 
 
 class Keep(StrEnum):
@@ -93,12 +104,20 @@ ResidentOption = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+
+
+def _check_trackers(names: list[str] | None) -> list[str] | None:
+    check_trackers(names or ())
+    return names
+
+
 TrackOption = Annotated[
     list[str] | None,
     typer.Option(
         "--track",
         help=f"also tell a tracker: {', '.join(TRACKERS)}; may be given several times",
         show_default=False,
+        callback=_check_trackers,
     ),
 ]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import glob
 import io
 import json
+import os
 import re
 from collections.abc import Sequence
 from enum import StrEnum
@@ -16,7 +18,7 @@ import typer
 from steppe.cli.place import DataRootOption, DeviceOption
 from steppe.cli.show import ForceOption, JsonOption, ReadingProgress, console, errors, print_json, progress_bar
 from steppe.errors import ConfigError, DataError
-from steppe.runs import Output, json_of
+from steppe.runs import Output, find_trained, json_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -54,7 +56,9 @@ class Odd(StrEnum):
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, or one that `steppe export` made")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="a run folder, or one that `steppe fit` or `steppe export` made")
+    ],
     images: Annotated[
         list[str], typer.Argument(metavar="IMAGES", help="files, folders, 'glob/**/*.png', .npy or .npz arrays")
     ],
@@ -95,6 +99,8 @@ def predict(
     if attention is not None:
         attention = attention.with_suffix(attention.suffix.lower())
         DRAWING.check(attention, force=force)
+    find_trained(run)
+    _check_images(images)
     from steppe.deploy import Skipped, find_pictures, open_trained, predict_pictures
 
     trained = open_trained(run, device=device)
@@ -129,6 +135,14 @@ def predict(
         _say(f"{len(predictions)} classified, {len(skipped)} skipped")
     if attention is not None:
         _draw_attention(trained, pictures, predictions, odd_images, attention, force)
+
+
+def _check_images(words: Sequence[str]) -> None:
+    """Refuse names of which not one is there, before anything is opened."""
+    if not any(glob.has_magic(word) or os.path.lexists(word) for word in words):
+        what = "there is no such file or folder" if len(words) == 1 else "none of these files and folders is there"
+        mend = "name images that can be read: files, folders or patterns such as 'photos/**/*.jpg'"
+        raise DataError(what, where=", ".join(words)[:200], mend=mend)
 
 
 def _draw_attention(

@@ -67,7 +67,7 @@ def publish(
         if not readme.is_file():
             raise RunError("there is no such file", where=str(readme), mend="check the path")
         page = Path(os.path.relpath(out, readme.parent)).as_posix()
-        lines = render_summary(found, f"{page}#")
+        lines = render_summary(found, page)
         write_atomically(readme, put_between_marks(read_plain_text(readme), lines, str(readme)))
         console.print(f"renewed: {readme}", markup=False, soft_wrap=True)
 

@@ -30,6 +30,9 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page about runs; it works offline."""
+    for folder in runs:
+        if not folder.is_dir():
+            raise RunError("there is no such folder", where=str(folder), mend="check the path")
     from steppe.report import print_table, row_values
     from steppe.report.page import PAGE, write_page
     from steppe.report.parts import read_parts, summarise_parts
@@ -69,10 +72,6 @@ def _pass_over(what: str) -> None:
 
 def _serve(folders: Sequence[Path], title: str | None, port: int, open_browser: bool) -> None:
     from steppe.report.serve import address_of, open_server
-
-    for folder in folders:
-        if not folder.is_dir():
-            raise RunError("there is no such folder", where=str(folder), mend="check the path")
 
     server = open_server(folders, lambda version, bare: _render(folders, title, version, bare), port)
     stop = threading.Event()

@@ -25,7 +25,7 @@ from rich.progress import (
 )
 
 from steppe.config import PlannedRun
-from steppe.runs import Observer, Run
+from steppe.runs import Observer, Run, Status
 
 FIRST_S, EVERY_S = 2.0, 10.0
 """Off a terminal, something slow prints a line after so long, and then so often."""
@@ -104,11 +104,12 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-def epoch_line(record: dict[str, Any], total: float) -> str:
-    """One epoch in one line."""
+def epoch_line(record: dict[str, Any], total: float | None) -> str:
+    """One epoch in one line; of a run with a budget of seconds nobody knows how many there will be."""
     stage = f"{record['stage']}  " if record.get("stage") else ""
+    of_all = "" if total is None else f"/{total:g}"
     return (
-        f"epoch {record['epoch']:>3}/{total:g}  {stage}train loss {record['train_loss']:.4f}  "
+        f"epoch {record['epoch']:>3}{of_all}  {stage}train loss {record['train_loss']:.4f}  "
         f"val loss {record['val_loss']:.4f}  val acc {_percent(record['val_accuracy']):>6}  "
         f"lr {record['lr']:.2e}  {record['time_s']:.1f} s"
     )
@@ -140,35 +141,50 @@ class TrainingProgress(Observer):
     """Shows one run's training."""
 
     def __init__(self, bar: Progress | None) -> None:
-        self.bar, self.total = bar, 0.0
+        self.bar = bar
+        self.total_epochs: float | None = 0.0
+        self.budget_s: float | None = None
+        self.spent_s, self.since = 0.0, 0.0
+        self.task: TaskID | None = None
         self.final: TaskID | None = None
         self.ticker = Ticker()
 
     def start(self, run: Run, total_epochs: float, done_epochs: float) -> None:
         """Say which run it is, and whether it goes on."""
-        self.total = total_epochs
+        self.budget_s = run.config.budget.seconds
+        self.total_epochs = None if self.budget_s else total_epochs
         again = f", going on after epoch {done_epochs:g}" if done_epochs else ""
         console.print(f"run {run.path}{again}", markup=False, soft_wrap=True)
+        records = run.metrics()
+        self.spent_s, self.since = float(records[-1].get("time_s", 0.0)) if records else 0.0, time.monotonic()
         if self.bar:
-            self.task = self.bar.add_task("training", total=total_epochs, completed=done_epochs)  # type: ignore[arg-type]
+            if self.task is not None:  # begun again, with less memory
+                self.bar.remove_task(self.task)
+            total, done = (self.budget_s, self.spent_s) if self.budget_s else (total_epochs, done_epochs)
+            self.task = self.bar.add_task("training", total=total, completed=done)  # type: ignore[arg-type]
 
     def step(self, epochs: float) -> None:
-        """Move the bar."""
-        if self.bar:
-            self.bar.update(self.task, completed=min(epochs, self.total))
+        """Move the bar: by epochs, or by seconds where they are the budget."""
+        if self.bar and self.task is not None:
+            done = epochs
+            if self.budget_s:
+                done = self.spent_s + time.monotonic() - self.since
+            self.bar.update(self.task, completed=min(done, self.budget_s or self.total_epochs or done))
 
     def epoch(self, record: dict[str, Any]) -> None:
         """Print the epoch, or write it beside the bar."""
-        if self.bar:
+        self.spent_s, self.since = float(record["time_s"]), time.monotonic()
+        if self.bar and self.task is not None:
             loss, accuracy = record["val_loss"], record["val_accuracy"]
             self.bar.update(self.task, description=f"val loss {loss:.4f}  val acc {_percent(accuracy)}")
         else:
-            console.print(epoch_line(record, self.total), markup=False, soft_wrap=True)
+            console.print(epoch_line(record, self.total_epochs), markup=False, soft_wrap=True)
 
     def evaluate(self, done: int, total: int) -> None:
         """Show the final evaluation: a bar of its own, or a line now and then."""
         if self.bar:
             if self.final is None:
+                end_bar(self.bar, self.task)
                 self.final = self.bar.add_task("final evaluation", total=total)
             self.bar.update(self.final, completed=done)
         elif self.ticker.is_due():
@@ -177,6 +193,12 @@ class TrainingProgress(Observer):
     def say(self, text: str) -> None:
         """Print a note."""
         console.print(f"note: {text}", markup=False, soft_wrap=True)
+
+    def end(self, run: Run, status: Status) -> None:
+        """Bring the bars to their ends, wherever the training has come to its own."""
+        if self.bar and status == "finished":
+            end_bar(self.bar, self.task)
+            end_bar(self.bar, self.final)
 
 
 class StudyProgress:
@@ -222,13 +244,39 @@ class ReadingProgress:
     def __call__(self, what: str, done: int, total: int) -> None:
         """Take a report of `steppe.data.load`."""
         if self.bar:
-            if self.task is None or what != self.what:
+            if self.task is not None and what != self.what:
+                self._end()
+            if self.task is None:
                 self.task, self.what = self.bar.add_task(what, total=total), what
-            self.bar.update(self.task, completed=done, visible=done < total)
+            self.bar.update(self.task, completed=done, total=total)
+            if done >= total:
+                self._end()
         elif time.monotonic() - self.said > 2:
             if self.said:
                 self.on.print(f"{what}: {done} of {total}")
             self.said = time.monotonic()
+
+    def _end(self) -> None:
+        if self.bar and self.task is not None:
+            end_bar(self.bar, self.task)
+            self.bar.update(self.task, visible=False)
+            self.task = None
+
+
+def end_bar(bar: Progress, task: TaskID | None) -> None:
+    """Draw a bar full, at what was done: a budget may end before what was expected of it.
+
+    Args:
+        bar: that shows it.
+        task: which; None where it was not begun.
+    """
+    known = next((one for one in bar.tasks if one.id == task), None)
+    if known is None:
+        return
+    if not known.finished:
+        done = known.completed or known.total or 1
+        bar.update(known.id, total=done, completed=done)
+    bar.refresh()
 
 
 @contextmanager

@@ -318,12 +318,17 @@ def figures(
 
 
 def _find_runs(whole: StudyConfig, path: Path, folder: Path | None, scale: str | None) -> tuple[StudyConfig, Path]:
-    """A study at the scale that is asked for or that its folder was made at, and that folder."""
+    """A study at the scale that is asked for or that its folder was made at, and that folder; it must be there."""
     if folder and not scale:
         about = read_study(folder)
         scale = about.get("scale") if about and about.get("name") == whole.name else _scale_of_runs(whole, path, folder)
     study = at_scale(whole, scale, where=str(path))
-    return study, folder or Path("runs") / study.folder_name
+    folder = folder or Path("runs") / study.folder_name
+    if not folder.is_dir():
+        at = f" --scale {study.default_scale}" if study.default_scale else ""
+        mend = f"check the path, or run the study first: `steppe study run {study.name}{at}`"
+        raise RunError("there is no such folder", where=str(folder), mend=mend)
+    return study, folder
 
 
 def _scale_of_runs(whole: StudyConfig, path: Path, folder: Path) -> str | None:

@@ -21,14 +21,20 @@ from steppe.cli.place import (
     gibibytes,
 )
 from steppe.cli.show import JsonOption, ReadingProgress, TrainingProgress, console, print_json, progress_bar
-from steppe.config import RunConfig, load_run_config, parse
+from steppe.config.lookup import check_names
+from steppe.config.source import read_source
 from steppe.runs import Several, make_trackers
 
 
 @with_config_flags
 def train(
-    config: Annotated[
-        Path | None, typer.Argument(help="a TOML file with the run's configuration; flags override its keys")
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA_OR_TOML",
+            help="what is learned: a folder of images, a .npz or a data set, as --data; or a TOML file with the run's "
+            "configuration, whose keys flags override",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the run folder  \\[default: runs/<run id>]")] = None,
     data_root: DataRootOption = None,
@@ -50,9 +56,10 @@ def train(
     overrides: dict[str, Any],
 ) -> None:
     """Train one model and leave a run folder. The same command again goes on where it was stopped."""
-    run_config = (  # before what takes seconds to import, so that a mistake is told at once
-        load_run_config(config, overrides) if config else parse(RunConfig, overrides, where="the command line's flags")
-    )
+    # before what takes seconds to import, so that a mistake is told at once
+    run_config = read_source(source, overrides, where="the command line")
+    check_names(run_config, data_root)
+
     from steppe.data import Keeping
     from steppe.models import settle
     from steppe.report import print_table, row_values, summarise

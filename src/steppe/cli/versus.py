@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from steppe.cli.place import DataRootOption
+from steppe.cli.place import DataRootOption, check_device
 from steppe.cli.show import ForceOption, JsonOption, console, errors, json_text, print_json
 from steppe.errors import RunError
-from steppe.runs import json_of
+from steppe.runs import find_runs, json_of, split_group
 
 if TYPE_CHECKING:
     from steppe.studies.versus import Difference, Versus
@@ -26,7 +26,9 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_WHAT)],
     b: Annotated[str, typer.Argument(metavar="B", help="the same, to be compared with A")],
     data_root: DataRootOption = None,
-    device: Annotated[str | None, typer.Option(help="to make missing answers on: cpu, cuda …")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="to make missing answers on: cpu, cuda …", callback=check_device)
+    ] = None,
     draws: Annotated[
         int, typer.Option(min=100, max=1_000_000, help="so many draws of the bootstrap over test images")
     ] = 10_000,
@@ -43,11 +45,12 @@ def compare(
 
     Both have to be tested on the same images, unless --unpaired is given.
     """
-    from steppe.studies.groups import find_group
-    from steppe.studies.versus import compare_groups
-
+    for name in (a, b):
+        find_runs([split_group(name)[0]])
     if out is not None:
         COMPARISON.check(out, force=force)
+    from steppe.studies.groups import find_group
+    from steppe.studies.versus import compare_groups
 
     def tell(words: str) -> None:
         errors.print(words, markup=False, soft_wrap=True)

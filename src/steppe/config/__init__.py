@@ -1,6 +1,6 @@
 """What a run and a study are: frozen configurations, TOML both ways, and the hash that names a run."""
 
-from steppe.config.folders import cache_folder, data_root, use_data_root
+from steppe.config.folders import cache_folder, data_root, search_folder, use_data_root
 from steppe.config.measure import MeasureConfig
 from steppe.config.objective import OBJECTIVE_DEFAULTS, ObjectiveConfig
 from steppe.config.pretrained import PRETRAINED, Package, Pretrained, available, describe_file, locate, weights_folders
@@ -75,6 +75,7 @@ __all__ = [
     "parse",
     "plan",
     "read_toml",
+    "search_folder",
     "study_cells",
     "use_data_root",
     "weights_folders",

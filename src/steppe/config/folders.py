@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +25,11 @@ def use_data_root(root: str | Path | None) -> Iterator[None]:
         yield
     finally:
         _ROOT.reset(token)
+
+
+def search_folder(data: str) -> Path:
+    """Where a search for the best model of some data is kept by default: `runs/fit-<data>`."""
+    return Path("runs") / f"fit-{re.sub(r'[^A-Za-z0-9_.]+', '_', Path(data).name).strip('_.') or 'data'}"
 
 
 def cache_folder(folder: str | Path | None = None) -> Path:

@@ -1,6 +1,8 @@
-"""Names that a shell can offer without importing torch: what `steppe models` and `steppe data` list."""
+"""Names of models and data sets, known without importing torch: listed ones, and the grammar of short names."""
 
 from __future__ import annotations
+
+import re
 
 MODELS = (
     *("resnet_tiny", "vit_tiny_p2", "swin_tiny_p2", "mixer_tiny_p2", "hybrid_tiny"),
@@ -21,3 +23,28 @@ DATASETS = (
     *("digits", "cifar10", "cifar100", "mnist", "fashion_mnist", "flowers102", "pets", "imagenet"),
     *("toy_corners", "toy_rings", "toy_moons"),
 )
+
+DEVICES = ("cpu", "cuda", "mps")
+"""Kinds of devices that steppe computes on; one of several has a number, as cuda:1."""
+
+_NUMBER = r"[1-9]\d{0,3}"
+SHORT_NAMES = {
+    "resnet": r"resnet(?P<depth>18|34|50|101|152)(?:x(?P<width>[2-4]))?",
+    "resnet_v1": r"resnet(?P<depth>50|101|152)_v1",
+    "wrn": rf"wrn_(?P<depth>{_NUMBER})_(?P<width>{_NUMBER})",
+    "vit": rf"vit_(?P<size>ti|s|b)_p(?P<patch>{_NUMBER})(?P<free>_free)?",
+    "sized_vit": rf"vit_(?P<layers>{_NUMBER})l_(?P<heads>{_NUMBER})h_(?P<width>{_NUMBER})(?:_p(?P<patch>{_NUMBER}))?"
+    r"(?P<free>_free)?",
+    "swin": rf"swin_(?P<size>t|s)_p(?P<patch>{_NUMBER})",
+    "mixer": rf"mixer_(?P<size>s|b)_p(?P<patch>{_NUMBER})",
+    "sized_mixer": rf"mixer_(?P<layers>{_NUMBER})l_(?P<width>{_NUMBER})(?:_p(?P<patch>{_NUMBER}))?",
+    "hybrid": r"r50_vit_(?P<size>s|b)_p16",
+    "sized_hybrid": rf"r50_vit_(?P<layers>{_NUMBER})l_(?P<heads>{_NUMBER})h_(?P<width>{_NUMBER})",
+    "mlp": rf"mlp_(?:(?P<stem>{_NUMBER})l_)?(?P<widths>{_NUMBER}(?:_{_NUMBER})*)",
+}
+"""Family -> the pattern of its names; `steppe.models.names` builds what they say."""
+
+
+def is_short_name(name: str) -> bool:
+    """Say whether a name is listed here, or follows the grammar of short names."""
+    return name in MODELS or any(re.fullmatch(pattern, name) for pattern in SHORT_NAMES.values())

@@ -11,12 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from steppe.config.objective import ObjectiveConfig, check_objective
 from steppe.config.section import Section, refuse_foreign, with_defaults
+from steppe.config.spelling import spell_data, spell_model
 
 MINIMIZER_DEFAULTS: dict[str, dict[str, float | str]] = {
     "base": {},
@@ -45,7 +46,9 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool]] = {
 class DataConfig(Section):
     """Which images are learned, and how they are divided."""
 
-    name: str = Field("digits", min_length=1, description="data set: a name from `steppe data`, a folder, or a .npz")
+    name: Annotated[str, AfterValidator(spell_data)] = Field(
+        "digits", min_length=1, description="data set: a name from `steppe data`, a folder, or a .npz"
+    )
     val_fraction: float = Field(0.1, gt=0, lt=1, description="share of the training images kept for validation")
     test_fraction: float = Field(0.2, gt=0, lt=1, description="share kept for the test where the source has none")
     split_seed: int = Field(0, ge=0, description="seed of the splits; runs that differ only in `seed` share them")
@@ -73,7 +76,9 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The network."""
 
-    name: str = Field("vit_tiny_p2", min_length=1, description="model: a name from `steppe models`, or any timm name")
+    name: Annotated[str, AfterValidator(spell_model)] = Field(
+        "vit_tiny_p2", min_length=1, description="model: a name from `steppe models`, or any timm name"
+    )
     mode: Literal["scratch", "finetune", "frozen", "last_n_blocks", "probe"] | None = Field(
         None,
         description="scratch, finetune (all of it), frozen (the head alone), last_n_blocks, probe (logistic regression "

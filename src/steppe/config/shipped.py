@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from steppe.config.spelling import spell
 from steppe.config.study import StudyConfig, load_study_config
 from steppe.errors import unknown_name
 
@@ -30,7 +31,8 @@ def load_study(name_or_file: str) -> tuple[StudyConfig, Path]:
         path = path / "study.toml"
     elif path.suffix != ".toml" and not path.is_file():
         known = list_studies()
-        if name_or_file not in known:
-            raise unknown_name("study", name_or_file, known, see="steppe study list")
-        path = known[name_or_file]
+        name = spell(name_or_file, known)
+        if name not in known:
+            raise unknown_name("study", name, known, see="steppe study list")
+        path = known[name]
     return load_study_config(path), path

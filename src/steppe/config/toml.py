@@ -5,13 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from steppe.config.run import BudgetConfig, RunConfig
-from steppe.config.section import Section
+from steppe.config.section import Section, literals
+from steppe.config.spelling import fold
 from steppe.errors import ConfigError, nearest
 from steppe.plain_files import read_plain_text
 
@@ -55,12 +56,17 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
             out[key] = new
         elif (key == "budget" and set(new) & set(BudgetConfig.model_fields)) or (
-            key in ("minimizer", "optimizer", "objective") and new.get("name", old.get("name")) != old.get("name")
+            key in ("minimizer", "optimizer", "objective") and _has_other_name(old, new)
         ):
             out[key] = dict(new)
         else:
             out[key] = merge(old, new)
     return out
+
+
+def _has_other_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Say whether `new` names something else than `old`; "SAM" is "sam"."""
+    return "name" in new and fold(str(new["name"])) != fold(str(old.get("name")))
 
 
 def parse(model: type[Model], values: Mapping[str, Any], *, where: str) -> Model:
@@ -132,7 +138,4 @@ def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
 def _literals(model: type[BaseModel], path: list[str]) -> list[str]:
     section = _section_at(model, path[:-1])
     field = section.model_fields.get(path[-1]) if section else None
-    if field is None:
-        return []
-    inner = [get_args(a) for a in get_args(field.annotation)]  # the options of an optional literal lie deeper
-    return [str(a) for a in (next(filter(None, inner), ()) or get_args(field.annotation))]
+    return literals(field.annotation) if field else []

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from steppe.config import DataConfig, data_root
+from steppe.config.lookup import find_data
 from steppe.data.dataset import Dataset, Source, Split, divide
 from steppe.data.folder import Keeping, Listed, folders_in, images_in, read_image_folder, read_listed
 from steppe.data.names import CLASS_NAMES
 from steppe.data.storage import Progress as Progress
 from steppe.data.toys import TOYS, read_toy
-from steppe.errors import ConfigError, DataError, unknown_name
+from steppe.errors import ConfigError, DataError
 from steppe.plain_files import open_plain
 
 PHOTO_SIZE = 224
@@ -123,30 +124,17 @@ def load(
         ConfigError: the name is neither a known set nor a folder nor a file.
         DataError: the set is missing or damaged.
     """
-    try:
-        path = Path(config.name).expanduser()
-    except RuntimeError:  # there is no such user
-        path = Path(config.name)
-    base = data_root(root)
     if config.variance is not None and config.name not in TOYS:
         raise ConfigError(
             "variance belongs to the 2-D toys", where="data.variance", mend=f"name one: {', '.join(TOYS)}"
         )
-    if config.name in DATASETS:
-        source = _read_named(config, base, progress, keeping or Keeping())
+    path = find_data(config.name, root)
+    if path is None:
+        source = _read_named(config, data_root(root), progress, keeping or Keeping())
         if DATASETS[config.name].photographs and config.image_size is None and source.train.shape[-1] != PHOTO_SIZE:
             return divide(source, config.model_copy(update={"image_size": PHOTO_SIZE}))
         return divide(source, config)
-    if len(path.parts) == 1 and not path.exists():
-        path = next((p for p in (base / f"{path.name}.npz", base / path.name) if p.exists()), path)
-    if path.suffix.lower() == ".npz":
-        source = read_npz(path)
-    elif path.is_dir():
-        source = _read_folder(path, config, progress, keeping or Keeping())
-    elif len(path.parts) > 1 or "/" in config.name:
-        raise DataError("there is no such folder or .npz file", where=str(path), mend="check the path")
-    else:
-        raise unknown_name("data set", config.name, DATASETS, where="data.name", see="steppe data")
+    source = _read_folder(path, config, progress, keeping or Keeping()) if path.is_dir() else read_npz(path)
     return divide(source, config)
 
 

@@ -131,6 +131,8 @@ class Files:
                     out[number] = array.transpose(2, 0, 1)
                     if mode not in PLAIN_MODES:
                         odd.append(f"{name} ({mode})")
+            if progress and files:
+                progress("reading images", len(files), len(files))
         if damaged:
             what = f"{len(damaged)} image(s) cannot be read: {_few(damaged)}"
             raise DataError(what, where=str(self.root), mend="replace or remove these files")
@@ -231,17 +233,20 @@ def decode(file: Path, size: int) -> tuple[np.ndarray | None, str, str]:
             if opened.format == "JPEG" and min(opened.size) >= 2 * size:
                 opened.draft(None, (2 * size, 2 * size))  # lets the decoder skip what scaling would throw away
             opened.load()
-            image: Image.Image = opened
-            if mode.startswith("I;16") or mode == "I":
-                image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-            elif mode == "F":
+            if mode == "F":
                 return None, mode, "floating-point pixels"
-            elif mode == "P":
-                image = image.convert("RGBA")
-            image = ImageOps.exif_transpose(image.convert("RGB"))  # a phone held sideways says so, and only there
-            return middle_square(image, size), mode, ""
+            return middle_square(to_rgb(opened), size), mode, ""
     except Exception as error:  # a damaged file raises whatever its bytes happen to mean
         return None, "", str(error).split(" <_io.")[0].split(str(file))[0].strip(" '\"") or type(error).__name__
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Bring an image to 8-bit RGB, and turn it as it says: a phone held sideways says so, and only there."""
+    if image.mode.startswith("I;16") or image.mode == "I":
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    elif image.mode == "P":
+        image = image.convert("RGBA")
+    return ImageOps.exif_transpose(image.convert("RGB"))
 
 
 def middle_square(image: Image.Image, size: int) -> np.ndarray:

@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 
 from steppe.data.folder import SUFFIXES, images_in
-from steppe.data.storage import PLAIN_MODES, decode, middle_square
+from steppe.data.storage import PLAIN_MODES, decode, middle_square, to_rgb
+from steppe.errors import ConfigError
 from steppe.plain_files import open_plain
 
 ARRAYS = {".npy", ".npz"}
@@ -52,6 +53,51 @@ def find_pictures(words: Iterable[str | Path]) -> tuple[list[Picture], list[Skip
             else:
                 pictures.setdefault(found.name, found)
     return list(pictures.values()), skipped
+
+
+@dataclass(frozen=True)
+class Named:
+    """The pictures that one argument of a program means."""
+
+    pictures: list[Picture]
+    skipped: list[Skipped]
+    is_one: bool
+    """Whether it means one picture by itself, and not a list that may have one."""
+
+
+def pictures_of(given: object, name: str, odd_images: str) -> Named:
+    """Find the pictures that a value means.
+
+    Args:
+        given: a word, as `find_pictures` takes it; a PIL image; or an array of uint8, (H, W) or (H, W, 1 or 3) for one
+            picture, with N before it for several.
+        name: what to call a picture that has no name of its own.
+        odd_images: "refuse" or "convert" PIL images that are not 8-bit RGB or grey.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(given, str | Path):
+        pictures, skipped = find_pictures([given])
+        is_one = not (_is_array(Path(given)) or Path(given).is_dir() or _is_pattern(str(given)))
+        return Named(pictures, skipped, is_one)
+    if isinstance(given, Image.Image):
+        name = getattr(given, "filename", "") or name
+        if given.mode == "F" or (given.mode not in PLAIN_MODES and odd_images == "refuse"):
+            reason = f"not 8-bit RGB or grey but {given.mode}; odd_images='convert' takes most others"
+            return Named([], [Skipped(name, reason)], True)
+        return Named([Picture(name, np.asarray(to_rgb(given)))], [], True)
+    if not isinstance(given, np.ndarray):
+        what = f"this is no image but {type(given).__name__}"
+        raise ConfigError(what, where=name, mend="give a path, a PIL image or an array of uint8")
+    has_channels = given.ndim > 2 and given.shape[-1] in (1, 3)
+    dimensions = given.ndim - has_channels
+    if given.dtype != np.uint8 or not given.size or dimensions not in (2, 3):
+        reason = f"{given.dtype} of shape {given.shape} is not uint8, (H, W) or (H, W, 1 or 3), or several of them"
+        return Named([], [Skipped(name, reason)], True)
+    if dimensions == 2:
+        return Named([Picture(name, given)], [], True)
+    return Named([Picture(f"{name}[{place}]", image) for place, image in enumerate(given)], [], False)
 
 
 def read_picture(picture: Picture, *, size: int, channels: int, odd_images: str) -> np.ndarray | Skipped:
@@ -121,10 +167,18 @@ def _of_pattern(word: str) -> Iterator[Picture | Skipped]:
 
 
 def _of_file(path: Path) -> Iterator[Picture | Skipped]:
-    if path.suffix.lower() in ARRAYS:
+    if _is_array(path):
         yield from _of_arrays(path)
     else:
         yield Picture(str(path), path)
+
+
+def _is_pattern(word: str) -> bool:
+    return glob.has_magic(word) and not os.path.lexists(word)
+
+
+def _is_array(path: Path) -> bool:
+    return path.suffix.lower() in ARRAYS
 
 
 def _of_arrays(path: Path) -> Iterator[Picture | Skipped]:

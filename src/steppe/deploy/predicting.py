@@ -34,6 +34,16 @@ class Prediction:
     classes: tuple[str, ...]
     probabilities: tuple[float, ...]
 
+    @property
+    def label(self) -> str:
+        """The likeliest class."""
+        return self.classes[0]
+
+    @property
+    def probability(self) -> float:
+        """Its probability."""
+        return self.probabilities[0]
+
 
 def predict_pictures(
     trained: Trained,

@@ -21,8 +21,7 @@ from steppe.config import ModelConfig
 from steppe.data import TOYS, Dataset, Split
 from steppe.errors import RunError
 from steppe.measuring import check_finite
-from steppe.runs import Run, read_json
-from steppe.studies.subjects import without_weights
+from steppe.runs import Run, find_trained, read_export
 from steppe.train import pick_device
 
 WEIGHTS = "model.safetensors"
@@ -71,7 +70,7 @@ class Trained:
 
 
 def open_trained(path: str | Path, *, device: str | None = None) -> Trained:
-    """Open a run folder, or an exported folder, for use; the data need not be here.
+    """Open a run folder, an exported folder, or the best run of a search, for use; the data need not be here.
 
     Args:
         path: the folder.
@@ -81,17 +80,12 @@ def open_trained(path: str | Path, *, device: str | None = None) -> Trained:
         RunError: there is no such folder, it has no weights, or it does not say what its images are.
         MeasureError: its weights are not numbers.
     """
-    path = Path(path)
-    exported = _exported(path)
+    path = find_trained(path)
+    exported = read_export(path)
     if exported is not None:
         return _open_exported(path, exported, device)
-    if not path.is_dir():
-        mend = "check the path; `steppe train` makes such a folder"
-        raise RunError("there is no such run folder", where=str(path), mend=mend)
     run = Run(path)
     config = run.config
-    if not run.weights.is_file():
-        raise without_weights(run)
     about = run.read("data.json")
     native = _NATIVE_SIZES.get(config.data.name, about.get("image_size"))
     stored = about.get("stored_size") or config.data.stored_size or native
@@ -126,15 +120,6 @@ def describe_images(about: Mapping[str, Any], where: str) -> Dataset:
     none = Split(torch.empty(0, channels, stored, stored, dtype=kind), torch.empty(0, dtype=torch.int64))
     fingerprint = str(about.get("fingerprint", ""))
     return Dataset(name, classes, none, none, none, mean, std, fingerprint, None if size == stored else size)
-
-
-def _exported(path: Path) -> dict[str, Any] | None:
-    """What config.json of an exported folder says; None where there is none of ours."""
-    if not (path / "config.json").is_file() or (path / "config.toml").is_file():
-        return None
-    found = read_json(path / "config.json")
-    about = found.get("steppe") if isinstance(found, dict) else None
-    return about if isinstance(about, dict) else None
 
 
 def _open_exported(path: Path, about: dict[str, Any], device: str | None) -> Trained:

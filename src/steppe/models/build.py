@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from steppe.config import ModelConfig
-from steppe.errors import ConfigError, RunError, unknown_name
+from steppe.config.lookup import check_model_name
+from steppe.errors import ConfigError, RunError
 from steppe.models.freezing import apply_mode, zero_head
 from steppe.models.names import SMALL_MODELS, short_name
 from steppe.models.normalisation import expected_statistics
@@ -143,8 +144,8 @@ def _make(config: ModelConfig, image_size: int, channels: int, classes: int) -> 
     options |= {option: getattr(config, key) for key, option in _RATES.items() if getattr(config, key)}
     known = short_name(config.name)
     timm_name = config.name.removeprefix("timm:")
-    if known is None and not timm.is_model(timm_name):
-        raise unknown_name("model", config.name, model_names(), where="model.name", see="steppe models")
+    if known is None:
+        check_model_name(config.name)
     try:
         model = known.build(**options) if known else _from_timm(timm_name, options)
         _forget_biases(model)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from steppe.config.names import MODELS
+from steppe.config.names import MODELS, SHORT_NAMES
 from steppe.models.mlp import Perceptron
 from steppe.models.resnet import resnet, resnet_v1
 from steppe.models.small import TINY_MODELS
@@ -41,9 +41,9 @@ def short_name(name: str) -> ShortName | None:
     """Read a short name; None if it is not one."""
     if name in TINY_MODELS:
         return ShortName(*TINY_MODELS[name])
-    for pattern, read in _GRAMMAR:
+    for family, pattern in SHORT_NAMES.items():
         if found := re.fullmatch(pattern, name):
-            return read(**found.groupdict())
+            return _READERS[family](**found.groupdict())
     return None
 
 
@@ -127,23 +127,20 @@ def _read_mlp(stem: str | None, widths: str) -> ShortName:
     return ShortName(partial(Perceptron, widths=hidden, stem=int(stem) if stem else None), about)
 
 
-_NUMBER = r"[1-9]\d{0,3}"
-_GRAMMAR: tuple[tuple[str, Callable[..., ShortName]], ...] = (
-    (r"resnet(?P<depth>18|34|50|101|152)(?:x(?P<width>[2-4]))?", _read_resnet),
-    (r"resnet(?P<depth>50|101|152)_v1", _read_resnet_v1),
-    (rf"wrn_(?P<depth>{_NUMBER})_(?P<width>{_NUMBER})", _read_wrn),
-    (rf"vit_(?P<size>ti|s|b)_p(?P<patch>{_NUMBER})(?P<free>_free)?", _read_vit),
-    (
-        rf"vit_(?P<layers>{_NUMBER})l_(?P<heads>{_NUMBER})h_(?P<width>{_NUMBER})(?:_p(?P<patch>{_NUMBER}))?(?P<free>_free)?",
-        _read_sized_vit,
-    ),
-    (rf"swin_(?P<size>t|s)_p(?P<patch>{_NUMBER})", _read_swin),
-    (rf"mixer_(?P<size>s|b)_p(?P<patch>{_NUMBER})", _read_mixer),
-    (rf"mixer_(?P<layers>{_NUMBER})l_(?P<width>{_NUMBER})(?:_p(?P<patch>{_NUMBER}))?", _read_sized_mixer),
-    (r"r50_vit_(?P<size>s|b)_p16", _read_hybrid),
-    (rf"r50_vit_(?P<layers>{_NUMBER})l_(?P<heads>{_NUMBER})h_(?P<width>{_NUMBER})", _read_sized_hybrid),
-    (rf"mlp_(?:(?P<stem>{_NUMBER})l_)?(?P<widths>{_NUMBER}(?:_{_NUMBER})*)", _read_mlp),
-)
+_READERS: dict[str, Callable[..., ShortName]] = {
+    "resnet": _read_resnet,
+    "resnet_v1": _read_resnet_v1,
+    "wrn": _read_wrn,
+    "vit": _read_vit,
+    "sized_vit": _read_sized_vit,
+    "swin": _read_swin,
+    "mixer": _read_mixer,
+    "sized_mixer": _read_sized_mixer,
+    "hybrid": _read_hybrid,
+    "sized_hybrid": _read_sized_hybrid,
+    "mlp": _read_mlp,
+}
+"""Family, as in `steppe.config.names.SHORT_NAMES` -> what builds it."""
 
 
 def _listed(name: str) -> tuple[Builder, str]:

@@ -30,6 +30,7 @@ from timm.models import adapt_input_conv
 from torch import nn
 
 from steppe.config import OF_THE_STUDY, PRETRAINED, Pretrained, describe_file, locate
+from steppe.config.lookup import no_weights
 from steppe.config.pretrained import weights_cache
 from steppe.errors import ConfigError, nearest
 from steppe.models.foreign import State, how_to_fetch, rename
@@ -321,19 +322,10 @@ def _resize_positions(value: torch.Tensor, model: nn.Module) -> torch.Tensor:
 
 def not_found(source: str, path: Path) -> ConfigError:
     """The error for weights that are not there."""
-    if source in PRETRAINED:
-        what = f"the weights {source!r} are not on this machine"
-        return ConfigError(what, where=_WHERE, mend=f"fetch them: steppe weights get {source}")
-    if command := how_to_fetch(path):
-        mend = f"fetch them: {command}"
-    elif timm.is_model(source):
-        mend = f"did you mean timm:{source}?"
-    else:
-        close = nearest(source, PRETRAINED)
-        mend = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-        mend += "give a name of `steppe weights list`, a safetensors or .pth file, a run folder, timm:NAME or "
-        mend += "hf-hub:OWNER/NAME"
-    return ConfigError(f"there are no weights at {path}", where=_WHERE, mend=mend)
+    error = no_weights(source, path)
+    if source not in PRETRAINED and (command := how_to_fetch(path)):
+        return ConfigError(error.what, where=error.where, mend=f"fetch them: {command}")
+    return error
 
 
 def _other_model(source: str, model: str, why: str, mend: str | None = None) -> ConfigError:

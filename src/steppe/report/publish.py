@@ -49,6 +49,13 @@ _BLOCKS = {"first block": 0, "middle block": 0.5, "last block": 1}
 """Blocks that networks of any depth have, and how deep they lie."""
 
 
+_SCALES_LEFT_OUT = ("smoke", "laptop", "own")
+"""Scales for machines without a GPU, which a README's table does not show."""
+
+_MOST_ROWS = 8
+"""Rows of a README's table."""
+
+
 @dataclass(frozen=True)
 class StudyResults:
     """A study's folder of results, read."""
@@ -82,7 +89,7 @@ def render_page(
         "claim *holds* or *does not hold* when its 95 % interval over seeds lies on one side, and else is undecided.",
         *([f"What source 004 and the others are: [sources]({sources})."] if sources else []),
         "",
-        *render_summary(studies, "#"),
+        *_render_overview(studies),
     ]
     for study in studies:
         lines += ["", *_render_study(study)]
@@ -92,20 +99,43 @@ def render_page(
 
 
 def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
-    """A table with one line a study: accuracies published and ours, and how many of its claims came out how.
+    """Render the README's table: at most eight studies, and how many of their claims hold.
 
-    A column of accuracies that is empty in every line is left out.
+    A study is counted once, at paper scale where that was run. Runs at scales for machines without a GPU are left out.
+    Those with most decided claims come first.
 
     Args:
         studies: what was found.
-        page: what links to a study's part of the page begin with: `#`, or `docs/results.md#`.
+        page: path of the page of all results, as the README links it.
+    """
+    shown: dict[str, StudyResults] = {}
+    for study in sorted(studies, key=lambda one: (one.scale != "paper", -_decided(one))):
+        if study.scale not in _SCALES_LEFT_OUT:
+            shown.setdefault(study.name, study)
+    most_decided = sorted(
+        shown.values(), key=lambda one: (-_decided(one), one.scale != "paper", -_verdicts(one).total())
+    )
+    most_decided = most_decided[:_MOST_ROWS]
+    lines = _header("study", "claims that hold", "that do not", "undecided") if most_decided else []
+    for study in most_decided:
+        counts = _verdicts(study)
+        link = f"[{study.name}]({page}#{_anchor(study.title)})"
+        lines.append(_row(link, *(str(counts[verdict]) for verdict in ("holds", "does not hold", "undecided"))))
+    runs = sum(len(study.records) for study in studies)
+    return [*lines, *([""] if lines else []), f"[All results]({page}): tables, intervals and seeds of {runs} runs."]
+
+
+def _render_overview(studies: Sequence[StudyResults]) -> list[str]:
+    """Render one line a study: accuracies published and ours, and how many of its claims came out how.
+
+    A column of accuracies that is empty in every line is left out.
     """
     rows = []
     for study in studies:
-        counts = Counter(str(claim.get("verdict")) for claim in study.comparison.get("claims", []))
+        counts = _verdicts(study)
         holds, fails = counts["holds"], counts["does not hold"]
         undecided = counts["undecided"]
-        others = sum(counts.values()) - holds - fails - undecided
+        others = counts.total() - holds - fails - undecided
         cells = [cell for cell in _compared(study) if "accuracy" in str(cell.get("measure"))][:5]
         named = list(zip(_cell_names(cells), cells, strict=True))
         theirs = "; ".join(f"{name} {_value(cell.get('value'), cell.get('unit'))}".strip() for name, cell in named)
@@ -116,7 +146,7 @@ def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
             ours = f"{_scale(study)}: {ours}"
         if not cells and len(study.rows) <= 6:
             ours = "; ".join(f"{', '.join(row.labels.values())} {_accuracy(row.test_accuracy)}" for row in study.rows)
-        link = f"[{study.title}]({page}{_anchor(study.title)})"
+        link = f"[{study.title}](#{_anchor(study.title)})"
         rows.append((link, theirs, ours, *(str(count) for count in (holds, fails, undecided, others))))
     names = (
         "study",
@@ -130,6 +160,17 @@ def render_summary(studies: Sequence[StudyResults], page: str) -> list[str]:
     kept = [at for at in range(len(names)) if at not in (1, 2) or any(row[at] for row in rows)]
     lines = _header(*(names[at] for at in kept))
     return lines + [_row(*(row[at] or MISSING for at in kept)) for row in rows]
+
+
+def _verdicts(study: StudyResults) -> Counter[str]:
+    """Count the study's claims by verdict."""
+    return Counter(str(claim.get("verdict")) for claim in study.comparison.get("claims", []))
+
+
+def _decided(study: StudyResults) -> int:
+    """Count the claims that hold and those that do not."""
+    counts = _verdicts(study)
+    return counts["holds"] + counts["does not hold"]
 
 
 def put_between_marks(text: str, lines: Sequence[str], where: str) -> str:

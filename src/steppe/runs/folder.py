@@ -235,6 +235,12 @@ def find_runs(paths: list[str] | list[Path], skipped: list[str] | None = None) -
     return list(found.values())
 
 
+def split_group(name: str) -> tuple[Path, str]:
+    """Split FOLDER:LABEL=VALUE,… into the folder and the labels; empty labels mean every run of the folder."""
+    folder, _, labels = name.rpartition(":") if ":" in name and not Path(name).exists() else (name, "", "")
+    return Path(folder), labels
+
+
 def _check_numbers(record: Any) -> None:
     """What readers count with must be numbers; other keys are looked at where they are shown."""
     numbers = (record["epoch"], *(record.get(key, 0) for key in ("steps", "gradient_evaluations", "time_s")))

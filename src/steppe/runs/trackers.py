@@ -256,16 +256,27 @@ def make_trackers(names: Iterable[str], tell: Callable[[str], None]) -> list[Tra
     Raises:
         ConfigError: a name is not known, or its package is not installed.
     """
-    made = []
-    for name in dict.fromkeys(names):
+    names = list(dict.fromkeys(names))
+    check_trackers(names)
+    return [TRACKERS[name](tell) for name in names]
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Refuse a tracker that is not known, or whose package is not installed.
+
+    Args:
+        names: of `TRACKERS`.
+
+    Raises:
+        ConfigError: as `make_trackers`.
+    """
+    for name in names:
         if name not in TRACKERS:
             raise unknown_name("tracker", name, TRACKERS, where="--track")
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a folder of that name would be found, too
             mend = f"install it: pip install 'steppe[{name}]'"
             raise ConfigError(f"the package {name} is not installed", where=f"--track {name}", mend=mend)
-        made.append(TRACKERS[name](tell))
-    return made
 
 
 @contextmanager

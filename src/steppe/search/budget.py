@@ -13,6 +13,9 @@ from typing import Any, Literal
 from steppe.errors import ConfigError
 from steppe.runs import read_json, write_json
 
+DEFAULT = "10m"
+"""The budget of a search whose caller names none."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -77,17 +80,22 @@ def parse_budget(text: str) -> Budget:
 
 
 def parse_seconds(text: str) -> float:
-    """Read a time such as "90", "45s", "20m", "1h30m" or "1.5h".
+    """Read a time such as "45s", "20m", "1h30m" or "1.5h".
 
     Raises:
-        ConfigError: it cannot be read, or is not positive.
+        ConfigError: it cannot be read, lacks a unit, or is not positive.
     """
-    found = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m(?:in)?)?(?:([\d.]+)s?)?", text.replace(" ", "").lower())
+    plain = text.replace(" ", "").lower()
+    found = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m(?:in)?)?(?:([\d.]+)(s?))?", plain)
     with suppress(ValueError):
         if found and any(found.groups()):
-            seconds = sum(float(part) * unit for part, unit in zip(found.groups(), (3600, 60, 1), strict=True) if part)
-            if 0 < seconds < 1e8:
+            *parts, unit = found.groups()
+            seconds = sum(float(part) * unit for part, unit in zip(parts, (3600, 60, 1), strict=True) if part)
+            if 0 < seconds < 1e8 and (unit or not parts[2]):
                 return seconds
+            if 0 < seconds < 1e8:
+                meant = [f"{plain}{unit}" for unit in ("ms" if not parts[1] else "s")]
+                raise ConfigError(f"{text!r} has no unit", where="--budget", mend=f"did you mean {' or '.join(meant)}?")
     mend = "write it as 90s, 20m or 1h30m; or, for a search without a clock, as 200epochs"
     raise ConfigError(f"{text!r} is not a time", where="--budget", mend=mend)
 

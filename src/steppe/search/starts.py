@@ -49,7 +49,7 @@ STARTS: tuple[Start, ...] = (
     ),
     Start(
         *(CONVOLUTION, "adamw", 2e-3, 0.05, 0.1),
-        source="the quickstart (README): 97.8 ± 0.7 % on digits, 98.8 ± 0.6 % with twice the epochs",
+        source="studies/quickstart: 97.8 ± 0.7 % on digits, 98.8 ± 0.6 % with twice the epochs",
         every=False,
     ),
     Start(

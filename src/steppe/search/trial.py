@@ -79,7 +79,7 @@ def run_trial(
     report: Report | None = None,
     beat: Callable[[], None] = lambda: None,
     stop: threading.Event | None = None,
-    val_examples: int = VAL_EXAMPLES,
+    val_examples: int | None = None,
 ) -> Outcome:
     """Train a run, or go on with it, and count what its model costs. One that was given up before stays so.
 
@@ -94,7 +94,7 @@ def run_trial(
         report: told after every epoch; may give the trial up.
         beat: called after every step.
         stop: set by Ctrl-C or SIGTERM, also when the run came to its end meanwhile.
-        val_examples: judge it by about so many validation images at most.
+        val_examples: judge it by about so many validation images at most; by default `VAL_EXAMPLES`.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; the run can go on.
@@ -115,7 +115,7 @@ def run_trial(
             observer=watch,
             keeping=keeping,
             stop=stop,
-            val_examples=val_examples,
+            val_examples=val_examples or VAL_EXAMPLES,
         )
         count_cost(run, dataset)
     except (GivenUp, Late) as error:

@@ -15,7 +15,7 @@ from steppe.data import in_order
 from steppe.errors import RunError
 from steppe.evaluate import predict, suit_batch
 from steppe.measuring import ignore
-from steppe.runs import Answers, Run, find_runs, read_answers, read_json, write_answers
+from steppe.runs import Answers, Run, find_runs, read_answers, read_json, split_group, write_answers
 from steppe.studies.subjects import Subject, open_run
 from steppe.studies.versus import Group
 
@@ -35,17 +35,19 @@ def find_group(
     Raises:
         RunError: there are none, or they differ in more than their seed.
     """
-    folder, _, chosen = name.rpartition(":") if ":" in name and not Path(name).exists() else (name, "", "")
-    runs = [run for run in find_runs([Path(folder)]) if run.read_or_empty("summary.json").get("status") == "finished"]
+    folder, chosen = split_group(name)
+    runs = [run for run in find_runs([folder]) if run.read_or_empty("summary.json").get("status") == "finished"]
     if chosen:
-        runs = _with_labels(runs, Path(folder), chosen)
+        runs = _with_labels(runs, folder, chosen)
     if not runs:
-        raise RunError("none of the runs here is finished", where=folder, mend="train one to its end: `steppe train`")
+        raise RunError(
+            "none of the runs here is finished", where=str(folder), mend="train one to its end: `steppe train`"
+        )
     configs = {run.config.without_seed().hash: run.config for run in runs}
     if len(configs) > 1:
         keys = ", ".join(_differing(list(configs.values())))
         mend = f"name one run, or choose by a study's labels: {folder}:LABEL=VALUE"
-        raise RunError(f"these {len(runs)} runs differ in more than their seed: {keys}", where=folder, mend=mend)
+        raise RunError(f"these {len(runs)} runs differ in more than their seed: {keys}", where=str(folder), mend=mend)
     found, noted = {}, {}
     for run in runs:
         answers = read_answers(run.path)

@@ -20,7 +20,7 @@ from steppe.errors import ConfigError, RunError, SteppeError
 from steppe.measuring import CROSS_ENTROPY, Loss, check_finite, trained_loss
 from steppe.models.freezing import head_parameters
 from steppe.models.weights import load_pretrained
-from steppe.runs import Run, holds_others, read_json, write_json
+from steppe.runs import Run, holds_others, read_json, without_weights, write_json
 from steppe.train import build_model, pick_device
 
 _CHANGED = "have changed since they were measured here"
@@ -173,21 +173,6 @@ def load_model(run: Run, dataset: Dataset) -> nn.Module:
     model = models.build(run.config.model, image_size=size, channels=channels, classes=len(dataset.classes), load=False)
     models.load_weights(model, run.weights)
     return model.eval()
-
-
-def without_weights(run: Run) -> RunError:
-    """Say why a run has no weights, and what to do about it."""
-    summary, command = run.read_or_empty("summary.json"), f"steppe train {run.path / 'config.toml'} -o {run.path}"
-    if summary.get("status") == "failed":
-        reason = str(summary.get("reason") or "no reason was recorded").splitlines()[0]
-        mend = "train it otherwise, into another folder: with a smaller learning rate if it diverged"
-        return RunError(f"this run has no weights: it failed ({reason})", where=str(run.path), mend=mend)
-    if summary.get("status") == "finished":
-        mend = f"bring {run.weights.name} back from where the run was made, or make it again: {command}"
-        return RunError("this run has no weights: their file is gone", where=str(run.path), mend=mend)
-    return RunError(
-        "this run has no weights: it is not finished", where=str(run.path), mend=f"train it to its end: {command}"
-    )
 
 
 def _known(path: Path) -> dict[str, Any]:

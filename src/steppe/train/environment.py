@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from steppe.config.lookup import check_device_name
 from steppe.errors import ConfigError
 
 PACKAGES = ("steppe", "torch", "torchvision", "timm", "numpy", "pydantic", "safetensors", "scikit-learn")
@@ -22,9 +23,7 @@ def pick_device(name: str | None = None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda", "mps"):
-            raise RuntimeError("steppe computes on cpu, cuda or mps")
+        device = torch.device(check_device_name(name))
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).strip().split("\n")[0]
