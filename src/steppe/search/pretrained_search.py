@@ -175,7 +175,7 @@ class PretrainedSearch:
         if len(about["attempts"]) == len(RECIPES) and about["done"]:
             best = max(about["done"], key=lambda one: (one["accuracy"], -one["loss"]))
             left_s = self._left_s(candidate.image_size, candidate)
-            if left_s > max(1.0, about["attempts"][0]["seconds"]):
+            if best["accuracy"] and left_s > max(1.0, about["attempts"][0]["seconds"]):
                 about["attempts"].append(asdict(Attempt(best["recipe"], left_s)))
                 self.clock.beat(now=True)
                 self._attempt(candidate, start, Attempt(best["recipe"], left_s))
@@ -242,12 +242,13 @@ class PretrainedSearch:
         words = f"fine-tuning {candidate.words}, {recipe.name}"
         self.status(words)
         before_s = self.clock.elapsed_s
+        left_s = self.budget.amount - self.reserve_s - self.probes.test_s(candidate) - before_s
         with use_data_root(self.data_root), models.runs_beside(self.folder.absolute()):
             outcome = run_trial(
                 config,
                 self._sized(candidate.image_size),
                 self.folder / config.run_id,
-                allowed_s=1.1 * attempt.seconds + 10.0,
+                allowed_s=min(1.1 * attempt.seconds + 10.0, left_s),
                 device=str(self.device),
                 captured=self.device.type == "cuda" and attempt.seconds >= 90,
                 keeping=self.keeping,
@@ -255,7 +256,7 @@ class PretrainedSearch:
                 stop=self.stop,
                 val_examples=len(self.dataset.val),
             )
-        done: dict[str, Any] = {"recipe": attempt.recipe, "run": config.run_id, "accuracy": 0.0, "loss": math.inf}
+        done: dict[str, Any] = {"recipe": attempt.recipe, "run": config.run_id, "accuracy": 0.0, "loss": 0.0}
         if outcome.state == "complete":
             val = Run(self.folder / config.run_id).summary["val"]
             done |= {"accuracy": val["accuracy"], "loss": val["loss"], "words": f"fine-tuned {candidate.words}"}
