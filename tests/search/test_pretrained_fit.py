@@ -225,6 +225,7 @@ class Killed(BaseException):
     """What a kill is to a process that shall live to look at what it left."""
 
 
+@pytest.mark.slow
 def test_a_search_within_epochs_ends_alike_however_often_it_is_killed(colour_images, tmp_path, monkeypatch):
     whole = search(colour_images, tmp_path / "whole", 4)
     left = [0]
