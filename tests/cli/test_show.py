@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from steppe.cli import show
 from steppe.cli.measuring_progress import MeasuringProgress
 from steppe.cli.show import ReadingProgress, TrainingProgress, epoch_line, progress_bar
 from steppe.config import RunConfig
@@ -127,3 +128,12 @@ def test_bar_of_a_measure_is_drawn_full_before_it_goes(screen):
         shown("part", "scores", {"done": 64, "total": 100})
         shown("done", "scores", {"top1": 0.5, "time_s": 1.0})
     assert re.search("scores .*64/64", screen.text)
+
+
+def test_a_long_epoch_is_told_off_a_terminal(monkeypatch, capsys):
+    shown = TrainingProgress(None)
+    shown.total_epochs = 1.0
+    shown.step(0.1)
+    monkeypatch.setattr(show, "EPOCH_SILENCE_S", 0.0)
+    shown.step(0.25)
+    assert capsys.readouterr().out.splitlines() == ["epoch 0.25 of 1"]

@@ -27,6 +27,8 @@ from rich.progress import (
 from steppe.config import PlannedRun
 from steppe.runs import Observer, Run, Status
 
+EPOCH_SILENCE_S = 60.0
+"""Off a terminal, a line tells how far an epoch is when it takes longer than this."""
 FIRST_S, EVERY_S = 2.0, 10.0
 """Off a terminal, something slow prints a line after so long, and then so often."""
 
@@ -147,7 +149,7 @@ class TrainingProgress(Observer):
         self.spent_s, self.since = 0.0, 0.0
         self.task: TaskID | None = None
         self.final: TaskID | None = None
-        self.ticker = Ticker()
+        self.ticker, self.said_at = Ticker(), time.monotonic()
 
     def start(self, run: Run, total_epochs: float, done_epochs: float) -> None:
         """Say which run it is, and whether it goes on."""
@@ -170,10 +172,15 @@ class TrainingProgress(Observer):
             if self.budget_s:
                 done = self.spent_s + time.monotonic() - self.since
             self.bar.update(self.task, completed=min(done, self.budget_s or self.total_epochs or done))
+        elif not self.bar and time.monotonic() - self.said_at >= EPOCH_SILENCE_S:
+            self.said_at = time.monotonic()
+            of = "" if self.total_epochs is None else f" of {self.total_epochs:g}"
+            console.print(f"epoch {epochs:.2f}{of}", soft_wrap=True)
 
     def epoch(self, record: dict[str, Any]) -> None:
         """Print the epoch, or write it beside the bar."""
         self.spent_s, self.since = float(record["time_s"]), time.monotonic()
+        self.said_at = time.monotonic()
         if self.bar and self.task is not None:
             loss, accuracy = record["val_loss"], record["val_accuracy"]
             self.bar.update(self.task, description=f"val loss {loss:.4f}  val acc {_percent(accuracy)}")
