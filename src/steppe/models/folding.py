@@ -10,7 +10,7 @@ TOLERANCE = 1e-3
 
 
 @torch.no_grad()
-def fold_batchnorm(model: nn.Module, images: Tensor) -> nn.Module:
+def fold_batchnorm(model: nn.Module, images: Tensor | tuple[int, int]) -> nn.Module:
     """Fold the norms of a network in evaluation mode; it is changed in place.
 
     Which convolution feeds which norm is observed, not guessed from names. The folded network must give the same
@@ -18,8 +18,11 @@ def fold_batchnorm(model: nn.Module, images: Tensor) -> nn.Module:
 
     Args:
         model: in evaluation mode, with its final weights in float32.
-        images: a small batch, on the model's device.
+        images: a small batch, on the model's device; or channels and side, of which one is drawn.
     """
+    if isinstance(images, tuple):
+        channels, side = images
+        images = torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
     expected = model(images)
     pairs = _observe(model, images)
     kept = {id(tensor): tensor.clone() for conv, _ in pairs for tensor in conv.parameters()}

@@ -86,5 +86,4 @@ def time_forward(run: Run, dataset: Dataset, device: torch.device) -> float:
 def _load_quick(run: Run, dataset: Dataset, device: torch.device) -> nn.Module:
     """Load a network for answering alone."""
     side = dataset.image_size
-    images = torch.randn(2, dataset.channels, side, side, generator=torch.Generator().manual_seed(0))
-    return models.place(models.fold_batchnorm(load_model(run, dataset), images), device, side)
+    return models.place(models.fold_batchnorm(load_model(run, dataset), (dataset.channels, side)), device, side)

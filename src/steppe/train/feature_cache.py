@@ -90,7 +90,7 @@ def make_extractors(
     found = []
     for index, (network, name, source) in enumerate(zip(networks, names, sources, strict=True)):
         own = copy.deepcopy(network).eval().requires_grad_(False)
-        own = fold_batchnorm(own, torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0)))
+        own = fold_batchnorm(own, (channels, side))
         own = own.to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
         identity = f"{VERSION} {name} {weights_sha256(source, name)} {dtype} {device.type}"
         scale, shift = (model.scale[index], model.shift[index]) if index else (None, None)  # type: ignore[index]

@@ -8,6 +8,7 @@ left out stay beside the weights, for calibration.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from steppe.config import RunConfig
 from steppe.data import Dataset, Keeping, Split, take_about
 from steppe.errors import RunError
 from steppe.evaluate import measure_accuracy
-from steppe.models import place
+from steppe.models import fold_batchnorm, place
 from steppe.plain_files import check_plain
 from steppe.runs import OUT_OF_FOLD, Observer, Run, write_atomically
 from steppe.train.checkpoint import save_weights
@@ -151,14 +152,16 @@ class Probe:
     def _finish(self, seconds: float, about: dict[str, Any]) -> None:
         found: dict[str, Any] = {"val": self.val_found, "train": self.train_found}
         if not self.validation_only:
-            place(self.model, self.device, self.dataset.image_size)
+            side = self.dataset.image_size
+            folded = fold_batchnorm(copy.deepcopy(self.model), (self.dataset.channels, side))
+            place(folded, self.device, side)
             total = len(self.dataset.test)
 
             def tell(done: int) -> None:
                 self.observer.evaluate(done, total)
                 self._stop_if_requested()
 
-            test = measure_accuracy(self.model, self.dataset.test, self.dataset, device=self.device, tell=tell)
+            test = measure_accuracy(folded, self.dataset.test, self.dataset, device=self.device, tell=tell)
             found["test"] = test
         save_weights(self.run.weights, self.model.state_dict())
         summary = {
