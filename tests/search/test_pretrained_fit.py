@@ -26,7 +26,7 @@ from steppe.search.budget import Budget
 from steppe.search.finetune import Attempt
 from steppe.search.fitting import Fitted, Wanted, fit
 from steppe.search.observer import SearchObserver
-from steppe.search.probe_search import Candidate, Found, ProbeSearch, Rate
+from steppe.search.probe_search import IMAGE_SIZES, Candidate, Found, ProbeSearch, Rate
 
 pytestmark = pytest.mark.usefixtures("only_tiny_weights")
 
@@ -139,6 +139,15 @@ def test_no_weights_that_can_be_used_are_an_error(colour_images, tiny_weights, t
     path.write_bytes((tiny_weights / path.name).read_bytes()[:10_000])
     with pytest.raises(ConfigError):
         search(colour_images, tmp_path / "f", weights=str(path))
+
+
+def test_image_size_is_chosen_by_the_search_unless_given(colour_images, tiny_weights, tmp_path):
+    fit(
+        Wanted(DataConfig(name=str(colour_images), val_fraction=0.3)), Budget(1, "epochs"), tmp_path / "f", device="cpu"
+    )
+    about = read_json(tmp_path / "f" / "fit.json")
+    assert about["settled"]["image_size"] == 224, "where photographs are kept is no choice of theirs"
+    assert about["probes"][0]["image_size"] in set(IMAGE_SIZES) - {224}
 
 
 def test_without_weights_training_is_from_scratch(colour_images, tmp_path):

@@ -83,7 +83,7 @@ class PretrainedSearch:
         rates = {name: Rate(**values) for name, values in self.about["rates"].items()}
         if not rates:
             raise ConfigError("none of the pretrained weights at hand can be used", mend="--weights none")
-        size = wanted.data.image_size
+        size = self.about["data"].get("image_size")  # the user's; the settled one is where photographs are kept
         self.probes = ProbeSearch(backbones, rates, dataset, self.about, size, timed=budget.timed)
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -39,34 +39,27 @@ SOLVE_S = 6.0
 """What cross-validation and the final head take before one has been timed, about."""
 LEAST_GAIN = 1e-3
 """A candidate that promises less accuracy than this is not worth its time."""
-SIZE_EXPONENT, SECOND_FACTOR, LATER_FACTOR, MIRROR_FACTOR = 0.4, 0.9, 0.95, 0.97
-"""How errors fall, as seen on Pets: with the image size, a second network beside the first, one more, mirror images."""
+SIZE_EXPONENT, SECOND_FACTOR, LATER_FACTOR = 0.4, 0.9, 0.95
+"""How errors fall, as seen on Pets: with the image size, a second network beside the first, one more."""
 MOST_PARTS = 4
 """Networks side by side, at the most."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Pretrained networks side by side, by their names in the table, and the image size they see.
-
-    Args:
-        parts: the names.
-        image_size: side in pixels.
-        mirrored: the head learns from every image in a mirror, too.
-    """
+    """Pretrained networks side by side, by their names in the table, and the image size they see."""
 
     parts: tuple[str, ...]
     image_size: int
-    mirrored: bool = False
 
     @property
     def words(self) -> str:
         """The candidate as a person would say it."""
-        return f"{' + '.join(self.parts)}, {self.image_size} px{', with mirror images' if self.mirrored else ''}"
+        return f"{' + '.join(self.parts)}, {self.image_size} px"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {"parts": list(self.parts), "image_size": self.image_size, "mirrored": self.mirrored}
+        return {"parts": list(self.parts), "image_size": self.image_size}
 
 
 @dataclass(frozen=True)
@@ -101,9 +94,8 @@ class Found:
     @staticmethod
     def from_json(values: dict[str, Any]) -> Found:
         """Make one of what `to_json` gave."""
-        own = {k: v for k, v in values.items() if k not in ("parts", "image_size", "mirrored")}
-        candidate = Candidate(tuple(values["parts"]), int(values["image_size"]), bool(values["mirrored"]))
-        return Found(candidate, **own)
+        own = {k: v for k, v in values.items() if k not in ("parts", "image_size")}
+        return Found(Candidate(tuple(values["parts"]), int(values["image_size"])), **own)
 
 
 @dataclass(frozen=True)
@@ -248,8 +240,6 @@ class ProbeSearch:
         names = list(self.backbones)
         together = [parts for count in range(1, MOST_PARTS + 1) for parts in combinations(names, count)]
         every = [Candidate(parts, size) for parts in together for size in self.sizes]
-        if self.best and not self.best.candidate.mirrored:
-            every.append(replace(self.best.candidate, mirrored=True))
         return [one for one in every if one not in tried]
 
     def _promise(self, candidate: Candidate, best: Found) -> float:
@@ -258,8 +248,6 @@ class ProbeSearch:
 
     def _expected_error(self, candidate: Candidate) -> float:
         """Expect the error from the known candidate that has most of these networks, at the nearest size."""
-        if candidate.mirrored:
-            return MIRROR_FACTOR * self._expected_error(replace(candidate, mirrored=False))
         size, parts = candidate.image_size, set(candidate.parts)
         known = [one for one in self.found if set(one.candidate.parts) <= parts]
         if not known:
@@ -291,11 +279,11 @@ class ProbeSearch:
         images = len(self.dataset.train) + len(self.dataset.val)
         size = candidate.image_size
         computed = {part for one in self.found if one.candidate.image_size == size for part in one.candidate.parts}
-        new = [part for part in candidate.parts if part not in computed or candidate.mirrored]
+        new = [part for part in candidate.parts if part not in computed]
         area = (candidate.image_size / TIMED_SIZE) ** 2
         features_s = sum(self.rates[part].features_s for part in new) * area * images
         solve_s = max((one.solve_s / len(one.candidate.parts) for one in self.found), default=SOLVE_S)
-        return 1.1 * features_s + 1.3 * solve_s * len(candidate.parts) * (1.5 if candidate.mirrored else 1.0) + 1.0
+        return 1.1 * features_s + 1.3 * solve_s * len(candidate.parts) + 1.0
 
     def test_s(self, candidate: Candidate) -> float:
         """Seconds for the test images."""
@@ -314,7 +302,6 @@ class ProbeSearch:
         parts = [self.backbones[part] for part in candidate.parts]
         values = _values(SEPARATOR.join(p.model for p in parts), SEPARATOR.join(p.source for p in parts), device)
         data = {**data, "image_size": candidate.image_size, "learn_from_val": True}
-        values |= {"augment": {"flip": True}} if candidate.mirrored else {}
         return parse(RunConfig, {**values, "seed": seed, "data": data}, where="the search")
 
 

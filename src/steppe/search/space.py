@@ -184,7 +184,7 @@ def recommended(space: Space) -> list[dict[str, Any]]:
 def describe(config: RunConfig) -> dict[str, str]:
     """A configuration in a few labels, for tables; the last is its budget."""
     if config.model.mode == "probe":
-        settings = f"{config.data.image_size} px{', mirrored' if config.augment.flip else ''}"
+        settings = f"{config.data.image_size} px"
         return {"model": describe_model(config.model), "training": "frozen + logistic", "settings": settings}
     how = {"base": "", "sam": " + SAM", "asam": " + ASAM"}[config.minimizer.name]
     how += " at the end" if config.minimizer.sharp_last else ""
