@@ -262,7 +262,7 @@ def _stop(run: Path) -> None:
         (_stop, (), "has no weights: it is not finished"),
         (_damage_weights, (), "NaN or infinity, in 'head.bias'"),
         (lambda r: (r / "weights.safetensors").write_bytes(b"x"), (), "weights cannot be read"),
-        (lambda r: shutil.rmtree(r), (), "not a run folder"),
+        (lambda r: shutil.rmtree(r), (), "no such folder"),
         (lambda r: None, ("--only", "landscpe"), "did you mean 'landscape'"),
         (lambda r: None, ("--set", "landscape.pints=3"), "did you mean 'points'"),
         (lambda r: None, ("--only", "landscape", "--set", "landscape.points=1"), "landscape.points cannot be 1"),

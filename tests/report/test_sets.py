@@ -63,7 +63,7 @@ def test_fronts_are_of_one_test_set(new_run):
 @pytest.mark.parametrize(
     ("first", "second", "names"),
     [
-        ({"name": "a/photos"}, {"name": "b/photos/"}, ["a/photos", "b/photos/"]),
+        ({"name": "a/photos"}, {"name": "b/photos/"}, ["a/photos", "b/photos"]),
         ({"name": "a/photos"}, {"name": "b/birds"}, ["photos", "birds"]),
         ({"split_seed": 0}, {"split_seed": 1}, ["digits · split seed 0", "digits · split seed 1"]),
         ({"fraction": 0.1}, {"fraction": 0.5}, ["digits", "digits"]),  # learns from less, is tested on the same

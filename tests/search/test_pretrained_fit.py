@@ -318,6 +318,8 @@ def test_a_foreign_run_in_the_folder_is_neither_ranked_nor_chosen(colour_images,
 
 
 def interrupt() -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in what a shell has put into the background
+        raise KeyboardInterrupt
     os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -214,7 +214,7 @@ def test_the_runs_of_a_study_are_drawn_side_by_side(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["study", "figures", file, str(out)])
     assert stopped.value.code == 2
-    assert "no finished run" in capsys.readouterr().err
+    assert "no such folder" in capsys.readouterr().err
     for p in plan(study):
         execute(p.config, out / p.config.run_id, measure=study.measure).weights.unlink()  # as in results/
     with pytest.raises(SystemExit) as done:
