@@ -215,13 +215,13 @@ PRETRAINED: dict[str, Pretrained] = {
         _hub(
             "vit_small_patch14_reg4_dinov2.lvd142m",
             518,
-            80.9,
+            None,
             "Apache-2.0",
-            "DINOv2 ViT-S/14 with registers, without labels; its top-1 is that of a linear head",
+            "DINOv2 ViT-S/14 with registers, trained without labels",
             has_head=False,
         ),
         _hub("mobilenetv4_conv_medium.e500_r256_in1k", 256, 80.9, "Apache-2.0", "MobileNetV4-M on ImageNet-1k"),
-        _hub("tiny_vit_5m_224.dist_in22k_ft_in1k", 224, 80.7, "Apache-2.0", "TinyViT-5M on ImageNet-22k, then 1k"),
+        _hub("tiny_vit_5m_224.dist_in22k_ft_in1k", 224, None, "Apache-2.0", "TinyViT-5M on ImageNet-22k, then 1k"),
         _hub("mobilenetv4_conv_small.e2400_r224_in1k", 224, 73.8, "Apache-2.0", "MobileNetV4-S on ImageNet-1k"),
     )
 }
