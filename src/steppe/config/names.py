@@ -41,6 +41,7 @@ SHORT_NAMES = {
     "hybrid": r"r50_vit_(?P<size>s|b)_p16",
     "sized_hybrid": rf"r50_vit_(?P<layers>{_NUMBER})l_(?P<heads>{_NUMBER})h_(?P<width>{_NUMBER})",
     "mlp": rf"mlp_(?:(?P<stem>{_NUMBER})l_)?(?P<widths>{_NUMBER}(?:_{_NUMBER})*)",
+    "speednet": rf"speednet(?P<depth>2|3)_(?P<widths>{_NUMBER}(?:_{_NUMBER})*)",
 }
 """Family -> the pattern of its names; `steppe.models.names` builds what they say."""
 

@@ -60,6 +60,9 @@ class Augment:
             raise ConfigError(f"{dataset.name!r} holds points, not pictures: only mixup changes them", where="augment")
         self.config, self.classes, self.size, self.device = config, len(dataset.classes), dataset.image_size, device
         self._side, self._count = dataset.train.shape[-1], len(dataset.train)
+        if config.crop_reflect and config.crop_padding >= self._side:
+            what = f"crop_padding reflects {config.crop_padding} pixels, and the images have {self._side}"
+            raise ConfigError(what, where="augment.crop_padding", mend=f"take at most {self._side - 1}")
         self.normalise = Normalise(dataset, device)
         at = self.size if config.resized_crop else self._side
         self._policy: RandAugment | AutoAugment | TrivialAugment | None = None
@@ -123,7 +126,7 @@ class Augment:
         if box is not None:
             images = resize_boxes(images, box, self.size, mirrored)
         elif places is not None or mirrored is not None:
-            images = shift(images, config.crop_padding, places, mirrored)
+            images = shift(images, config.crop_padding, places, mirrored, reflect=config.crop_reflect)
         if self._policy is not None:
             if images.is_floating_point():
                 images = images.round().clamp(0, 255).to(torch.uint8)
@@ -215,15 +218,21 @@ class Draws:
 
 
 def shift(
-    images: torch.Tensor, padding: int, draws: torch.Tensor | None, mirrored: torch.Tensor | None = None
+    images: torch.Tensor,
+    padding: int,
+    draws: torch.Tensor | None,
+    mirrored: torch.Tensor | None = None,
+    *,
+    reflect: bool = False,
 ) -> torch.Tensor:
-    """Pad with black, crop back at a random place and mirror, in one gather.
+    """Pad with black or with the reflected image, crop back at a random place and mirror, in one gather.
 
     Args:
         images: (B, C, H, W).
         padding: pixels on every side.
         draws: (B, 2) uniform numbers for the place; None for no padding.
         mirrored: (B,) of bool, which to mirror.
+        reflect: fill the padding with what lies inside the border, mirrored at it.
     """
     count, channels, height, width = images.shape
     row = torch.arange(height, device=images.device).expand(count, height)
@@ -233,10 +242,19 @@ def shift(
     if draws is not None:
         place = (draws * (2 * padding + 1)).long()
         row, column = row + place[:, :1], column + place[:, 1:]
-        images = F.pad(images, (padding, padding, padding, padding))
+        if reflect:
+            row, column = _reflect(row - padding, height), _reflect(column - padding, width)
+        else:
+            images = F.pad(images, (padding, padding, padding, padding))
     source = row[:, :, None] * images.shape[-1] + column[:, None, :]
     index = source.view(count, 1, -1).expand(-1, channels, -1)
     return images.flatten(2).gather(2, index).view(count, channels, height, width)
+
+
+def _reflect(index: torch.Tensor, length: int) -> torch.Tensor:
+    """Reflect indices outside an axis at its first and last pixel."""
+    last = length - 1
+    return last - (last - index.abs()).abs()
 
 
 def draw_boxes(draws: torch.Tensor, smallest: float, side: int) -> torch.Tensor:
