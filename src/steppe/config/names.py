@@ -16,6 +16,7 @@ MODELS = (
     *(f"mixer_{size}_p{patch}" for size in ("s", "b") for patch in (4, 8, 16, 32)),
     "mixer_9l_384",
     *("r50_vit_s_p16", "r50_vit_b_p16"),
+    *("speednet2_64_256_256", "speednet3_128_384_512"),
     *("mlp_10l_10_10_10", "mlp_64_64"),
 )
 

@@ -39,7 +39,14 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool | str]] = {
     "adamw": {"lr": 1e-3, "weight_decay": 0.05, "decay_norms": False},
     "rmsprop": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9, "decay_norms": False},
     "lamb": {"lr": 5e-3, "weight_decay": 0.02, "decay_norms": False},
-    "muon": {"lr": 1e-3, "weight_decay": 0.05, "momentum": 0.95, "decay_norms": False, "rest": "adamw", "iterations": 5},
+    "muon": {
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+        "momentum": 0.95,
+        "decay_norms": False,
+        "rest": "adamw",
+        "iterations": 5,
+    },
 }
 """Likewise for the base optimizers."""
 
@@ -231,7 +238,8 @@ class OptimizerConfig(Section):
     """The base optimizer, which the minimizer wraps."""
 
     name: Literal["sgd", "adam", "adamw", "rmsprop", "lamb", "muon"] = Field(
-        "adamw", description="sgd, adam, adamw, rmsprop, lamb, or muon (hidden matrices and convolutions orthogonalised)"
+        "adamw",
+        description="sgd, adam, adamw, rmsprop, lamb, or muon (hidden matrices and convolutions orthogonalised)",
     )
     lr: float | None = Field(
         None, gt=0, description="peak learning rate; default: 0.1 for sgd, 0.005 for lamb, else 0.001"
@@ -263,7 +271,7 @@ class OptimizerConfig(Section):
     iterations: int | None = Field(None, ge=1, le=20, description="muon: Newton-Schulz iterations; default: 5")
     hold_norm: bool = Field(
         False,
-        description="muon: keep the norm of every orthogonalised weight; lr is then the share of it that a step changes",
+        description="muon: keep the norm of each orthogonalised weight; lr is then the share of it that a step changes",
     )
 
     @model_validator(mode="before")

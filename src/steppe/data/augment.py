@@ -87,7 +87,8 @@ class Augment:
         """The numbers for batches of `batch_size`, as a call takes them."""
         place = 2 if self.config.crop_padding else 4 if self.config.resized_crop else 0
         mirrors = (place, self._count) if self.config.alternate_flip else None
-        return Draws(self.config, self.columns, batch_size, seed, self.device, view, self._prepare, mirrors)
+        settings = (self.config, self.columns, batch_size, seed, self.device, view, self._prepare, mirrors)
+        return Draws(*settings, batches=self._count // batch_size)
 
     def _prepare(self, draws: torch.Tensor) -> torch.Tensor:
         """Do for many batches at once what depends on the numbers alone: those of a box become the box."""
@@ -158,10 +159,12 @@ class Draws:
         view: int = 0,
         prepare: Callable[[torch.Tensor], torch.Tensor] | None = None,
         mirrors: tuple[int, int] | None = None,
+        batches: int | None = None,
     ) -> None:
         """Draw for batches of `batch_size`, `columns` numbers an image; move them to `device` and `prepare` them.
 
-        With `mirrors`, the prepared column that decides on mirroring and the number of images, they alternate.
+        With `mirrors`, the prepared column that decides on mirroring and the number of images, they alternate. No more
+        numbers are drawn than an epoch of so many `batches` needs, unless those of mixing follow them in the stream.
         """
         self.prepare = prepare or (lambda draws: draws)
         self.config, self.columns, self.batch_size, self.device = config, columns, batch_size, device
@@ -171,6 +174,7 @@ class Draws:
             coins = np.random.Generator(np.random.Philox(derive_seed(self.seed, "mirror"))).random(mirrors[1])
             self._coins = self._move((coins < 0.5).astype(np.float32))
         self._batches = max(1, min(512, BLOCK // max(1, batch_size * columns)))
+        self._needed = self._batches if config.mixes or not batches else min(self._batches, batches)
         self._block: tuple[int, int] | None = None
         self._draws = self._mixing = torch.empty(0)
 
@@ -179,7 +183,7 @@ class Draws:
         block, place = divmod(index, self._batches)
         if self._block != (epoch, block):
             rng = np.random.Generator(np.random.Philox(derive_seed(self.seed, epoch, block)))
-            draws = rng.random((self._batches, self.batch_size, self.columns), dtype=np.float32)
+            draws = rng.random((self._needed, self.batch_size, self.columns), dtype=np.float32)
             draws.clip(max=BELOW_ONE, out=draws)
             self._draws, self._mixing = self.prepare(self._move(draws)), self._move(self._draw_mixing(rng))
             self._block = epoch, block

@@ -1,8 +1,8 @@
 """Muon (Jordan et al. 2024): momentum whose hidden matrices are orthogonalised, with AdamW or SGD for all the rest.
 
-For a matrix with the momentum M = U S Vᵀ the step goes along U Vᵀ, so every direction is learned at one rate. U Vᵀ comes
-from a few Newton–Schulz iterations, matrix products alone. A convolution's kernel counts as the matrix of its outputs
-by all else. Matrices of one shape are iterated as one batch, so that a captured step has few kernels.
+For a matrix with the momentum M = U S Vᵀ the step goes along U Vᵀ, so every direction is learned at one rate. A few
+Newton–Schulz iterations, matrix products alone, bring M close to U Vᵀ. A convolution's kernel counts as the matrix of
+its outputs by all else. Matrices of one shape are iterated as one batch, so that a captured step has few kernels.
 
 The parameter groups say what happens to their members: `orthogonal` groups take Muon's step, the others take that of
 `rest`. Every number of a step may be a 0-d tensor, and nothing asks the device, so the step can be captured.
@@ -159,7 +159,7 @@ def _step_adamw(parameters: list[Tensor], gradients: list[Any], states: list[Any
     second = [(1 - second_decay**count).sqrt() for count in counts]
     roots = torch._foreach_div(torch._foreach_sqrt(squares), second)
     torch._foreach_add_(roots, group["eps"])
-    updates = torch._foreach_div(torch._foreach_div(means, first), roots)
+    updates = list(torch._foreach_div(torch._foreach_div(means, first), roots))
     _decay(parameters, group)
     _move(parameters, updates, group["lr"])
 

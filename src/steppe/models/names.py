@@ -130,7 +130,9 @@ def _read_mlp(stem: str | None, widths: str) -> ShortName:
 
 def _read_speednet(depth: str, widths: str) -> ShortName:
     numbers = [int(width) for width in widths.split("_")]
-    about = f"the speed records' network: whitening, groups of {depth} convolutions, {'-'.join(map(str, numbers))} channels"
+    about = (
+        f"the speed records' network: whitening, groups of {depth} convolutions, {'-'.join(map(str, numbers))} channels"
+    )
     return ShortName(partial(SpeedNet, widths=numbers, depth=int(depth)), about)
 
 

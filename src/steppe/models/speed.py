@@ -1,7 +1,7 @@
 """The network of the CIFAR-10 speed records: frozen whitening, then groups of convolutions that halve the image.
 
-After Page (2018, "How to train your ResNet"), tysam-code's hlb-CIFAR10 and Jordan ("94% on CIFAR-10 in 3.29 seconds on a
-single GPU", arXiv:2404.00498). The first layer holds the principal components of the training images' patches, each
+After Page (2018, "How to train your ResNet"), tysam-code's hlb-CIFAR10 and Jordan ("94% on CIFAR-10 in 3.29 seconds on
+a single GPU", arXiv:2404.00498). The first layer holds the principal components of the training images' patches, each
 divided by its deviation, and their negatives; its weights never learn.
 """
 

@@ -36,7 +36,7 @@ def build_model(config: RunConfig, dataset: Dataset) -> nn.Module:
     )
     if config.objective.name == "contrastive":
         check_classifier(model, config)
-    if hasattr(model, "see"):
+    if isinstance(model, models.SpeedNet):
         images = dataset.train.pick(slice(0, SEEN))
         model.see(Normalise(dataset, torch.device("cpu"))(images))
     return model
