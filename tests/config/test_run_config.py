@@ -149,7 +149,7 @@ def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
         start = {"augment": needs[last]}
     if last in ("mode", "weights"):
         start = {"model": {"mode": "finetune", "weights": "some.safetensors"}}
-    if last in ("penalty", "learn_from_val"):
+    if last == "penalty":
         start = {"model": {"mode": "probe", "weights": "some.safetensors"}}
     if last == "last_blocks":
         start = {"model": {"mode": "last_n_blocks", "weights": "some.safetensors", "last_blocks": 1}}

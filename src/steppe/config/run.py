@@ -74,7 +74,8 @@ class DataConfig(Section):
     )
     variance: float | None = Field(None, ge=0, description="2-D toys: variance of the noise; default: 1")
     learn_from_val: bool = Field(
-        False, description="probe: learn from the validation images too, and judge by cross-validation instead"
+        False,
+        description="learn from the validation images too: nothing is validated then; a probe cross-validates instead",
     )
     odd_images: Literal["refuse", "convert"] = Field(
         "refuse", description="what to do with images that are not 8-bit RGB or grey (16-bit, CMYK, palette, alpha)"
@@ -436,8 +437,6 @@ class RunConfig(Section):
     def _probe_is_plain(self) -> Self:
         """A probe is solved, not trained: settings of training would be ignored."""
         if self.model.mode != "probe":
-            if self.data.learn_from_val:
-                raise ValueError("learn_from_val belongs to model.mode 'probe'")
             return self
         changed = {
             "minimizer": self.minimizer.name != "base",
@@ -455,6 +454,12 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _patience_needs_validation(self) -> Self:
+        if self.patience and not self.validates:
+            raise ValueError("patience needs validation images, and learn_from_val trains on them; give one of the two")
+        return self
+
+    @model_validator(mode="after")
     def _rates_differ_between_layers_that_learn(self) -> Self:
         for key in ("layer_decay", "head_lr_factor"):
             if getattr(self.optimizer, key) is not None and self.model.mode in ("frozen", "probe"):
@@ -465,6 +470,11 @@ class RunConfig(Section):
     def _objective_fits(self) -> Self:
         check_objective(self)
         return self
+
+    @property
+    def validates(self) -> bool:
+        """Whether the run has validation figures: those of images it did not learn, or a probe's cross-validation."""
+        return not self.data.learn_from_val or self.model.mode == "probe"
 
     @property
     def expected_gradients(self) -> float:
