@@ -109,6 +109,14 @@ class ModelConfig(Section):
     )
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic-depth rate")
+    init: Literal["jax", "timm", "torch"] | None = Field(
+        None,
+        description="initial weights of a transformer or mixer: jax (Xavier), timm (normal, 0.02) or torch (torch's "
+        "own for each layer); default: the family's",
+    )
+    pos_embed_std: float | None = Field(
+        None, gt=0, description="standard deviation of initial position embeddings; default: 0.02, and 0.2 for cct"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -135,6 +143,8 @@ class ModelConfig(Section):
             raise ValueError("mode 'last_n_blocks' and last_blocks go together; give both or neither")
         if self.penalty is not None and self.mode != "probe":
             raise ValueError("penalty belongs to mode 'probe'")
+        if self.weights is not None and (self.init or self.pos_embed_std):
+            raise ValueError("init and pos_embed_std draw fresh weights, but trained weights are given; leave out one")
         return self
 
 

@@ -55,6 +55,7 @@ FAMILIES: dict[str, Family] = {
             "stem": r"patch_embed\.backbone\.",
             "embedding": r"(patch_embed\.|cls_token|reg_token|dist_token|pos_embed|norm_pre\.)",
             "norm": r"(norm|fc_norm)\.",
+            "neck": r"attn_pool\.",
             "head": r"head(_dist)?\.",
         },
         {
