@@ -1,5 +1,6 @@
 """Two processes (gloo, CPU) against one: DDP with a global and with a per-rank ε, and FSDP2."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def results(tmp_path_factory):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # FSDP would take a GPU where there is one
         )
         for rank in range(2)
     ]

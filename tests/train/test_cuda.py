@@ -65,7 +65,10 @@ def test_captured_agrees_with_eager(digits, tmp_path, minimizer, parts):
     assert captured.summary["compile_s"] > 0
     for one, other in zip(eager.metrics(), captured.metrics(), strict=True):
         assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.02)
-        assert other["train_accuracy"] == pytest.approx(one["train_accuracy"], abs=0.02)
+        alike = (
+            0.04 if minimizer["name"] == "esam" else 0.02
+        )  # its second pass sees examples chosen by a hair's breadth
+        assert other["train_accuracy"] == pytest.approx(one["train_accuracy"], abs=alike)
         assert other["val_loss"] == pytest.approx(one["val_loss"], rel=0.05)
         near = 0.1 if minimizer["name"] == "aesam" else 0.0  # whose steps are sharp or not by a hair's breadth
         assert other["gradient_evaluations"] == pytest.approx(one["gradient_evaluations"], rel=near)
@@ -161,3 +164,16 @@ def test_a_step_is_recorded_while_images_are_streamed(tmp_path, workers):
     assert runs["stream"].summary["compile_s"] > 0
     for one, other in zip(runs["memory"].metrics(), runs["stream"].metrics(), strict=True):
         assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.02)
+
+
+def test_compiled_step_of_speednet_learns_in_bfloat16(digits, tmp_path):
+    """A compiled backward of `amax` divides by zero where it recomputes the largest value in another precision."""
+    config = make_config(
+        model={"name": "speednet2_16_32"},
+        optimizer={"name": "muon", "lr": 0.2, "hold_norm": True, "rest_lr": 0.01},
+        precision="bfloat16",
+        budget={"epochs": 3},
+    )
+    run = train(config, digits, tmp_path / "run", device="cuda")
+    losses = [record["train_loss"] for record in run.metrics()]
+    assert losses[-1] < losses[0]
