@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from steppe.config import ScheduleConfig
 from steppe.train import lr_factor
@@ -40,3 +41,13 @@ def test_warm_up_rises_to_the_peak():
     assert rates[:10] == pytest.approx([i / 10 for i in range(10)])
     assert rates[10] == 1.0
     assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+def test_hold_reaches_the_last_rate_early_and_keeps_it(name):
+    schedule = ScheduleConfig(name=name, warmup=0.1, final=0.2, hold=0.25)
+    shorter = ScheduleConfig(name=name, warmup=0.1, final=0.2)
+    assert [lr_factor(schedule, share) for share in (0.75, 0.9, 1.0)] == pytest.approx([0.2] * 3)
+    assert lr_factor(schedule, 0.1 + 0.65 / 2) == pytest.approx(lr_factor(shorter, 0.1 + 0.9 / 2))
+    with pytest.raises(ValidationError, match="hold means nothing to 'step'"):
+        ScheduleConfig(name="step", hold=0.1)

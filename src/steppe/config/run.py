@@ -285,8 +285,19 @@ class ScheduleConfig(Section):
     )
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the budget with a linearly rising rate")
     final: float = Field(0.0, ge=0, le=1, description="cosine and linear: the last rate, as a share of the peak")
+    hold: float = Field(
+        0.0, ge=0, lt=1, description="cosine and linear: share of the budget at the end that keeps the last rate"
+    )
     drop_every: float = Field(1 / 3, gt=0, le=1, description="step: share of the budget between two drops")
     gamma: float = Field(0.1, gt=0, le=1, description="step: factor of each drop")
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.hold and self.name not in ("cosine", "linear"):
+            raise ValueError(f"hold means nothing to {self.name!r}: it belongs to cosine and linear")
+        if self.warmup + self.hold >= 1:
+            raise ValueError("warmup and hold are shares of one budget, and leave nothing of it")
+        return self
 
 
 class AugmentConfig(Section):
@@ -380,6 +391,22 @@ class RunConfig(Section):
         lt=1,
         description="average the weights with this decay, such as 0.999, and evaluate and keep the average",
     )
+    swa: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="average the weights at the ends of the epochs in this last share of the budget, such as 0.25",
+    )
+    lookahead: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Lookahead: slow weights go this share of the way to the trained ones, and training goes on there",
+    )
+    lookahead_every: int | None = Field(None, gt=0, description="lookahead: steps between two moves; default: 5")
+    lookahead_ramp: bool = Field(
+        False, description="lookahead: let the share fall from 1 to this, with the cube of the spent budget"
+    )
     patience: int | None = Field(None, gt=0, description="stop after so many epochs without a better validation loss")
     sigmoid_loss: bool = Field(False, description="a sigmoid for every class instead of a softmax")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
@@ -428,7 +455,7 @@ class RunConfig(Section):
             "minimizer": self.minimizer.name != "base",
             "objective": bool(self.objective.name),
             "augment": self.augment.model_copy(update={"flip": False}) != AugmentConfig(),
-            "ema": self.ema is not None,
+            **{key: getattr(self, key) is not None for key in self._AVERAGES},
             "accumulate": self.accumulate is not None,
             "sigmoid_loss": self.sigmoid_loss,
             "label_smoothing": self.label_smoothing > 0,
@@ -438,6 +465,17 @@ class RunConfig(Section):
         if names := ", ".join(name for name, is_changed in changed.items() if is_changed):
             raise ValueError(f"mode 'probe' solves a logistic regression, to which {names} means nothing")
         return self
+
+    @model_validator(mode="after")
+    def _one_average(self) -> Self:
+        given = [key for key in self._AVERAGES if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise ValueError(f"a run keeps one average of its weights, but {' and '.join(given)} are given")
+        if self.lookahead is None and (self.lookahead_every or self.lookahead_ramp):
+            raise ValueError("lookahead_every and lookahead_ramp mean nothing without lookahead")
+        return self
+
+    _AVERAGES: ClassVar = ("ema", "swa", "lookahead")
 
     @model_validator(mode="after")
     def _rates_differ_between_layers_that_learn(self) -> Self:

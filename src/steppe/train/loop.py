@@ -27,7 +27,7 @@ from steppe.models import place
 from steppe.models.build import PHOTO_SIDE
 from steppe.runs import Observer, Run
 from steppe.train import distributed
-from steppe.train.averaging import WeightAverage
+from steppe.train.averaging import WeightAverage, choose_policy
 from steppe.train.budget import check_budget, next_cost, spent_share, total_epochs
 from steppe.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from steppe.train.contrastive import plan_stages, put_classifier, put_projection
@@ -114,7 +114,8 @@ class Training:
         self.minimizer.gradient_evaluations = spent
         self.objective = make_objective(config, self.loader, self.dataset)
         self.peaks = [{key: float(group[key]) for key in ("lr", "rho")} for group in self.minimizer.param_groups]
-        self.average = WeightAverage(self.model, config.ema) if config.ema else None
+        policy = choose_policy(config)
+        self.average = WeightAverage(self.model, policy) if policy else None
         self.best_val, self.stale_epochs = math.inf, 0
 
     def _prepare_step(self) -> None:
@@ -185,6 +186,8 @@ class Training:
                 self.raise_interrupted()
         self.clock.stop()
         self._check_finite()
+        if self.average:
+            self.average.after_epoch(self._stage_share())
         self._record_epoch()
         over, stopping = self._over(), self.ranks.any(self.stop.is_set())
         if self.ranks.any(over or stopping or self._save_is_due()):
@@ -207,7 +210,7 @@ class Training:
         loss, hits, seen = self.step(*inputs)
         self.clock.leave_out(self.step.compile_s - compiled_s)  # compiling is told apart
         if self.average:
-            self.average.update()
+            self.average.after_step(self.share)
         count = self.ranks.count
         self.tally.add(self.steps, self.ranks.sum(loss) / count, self.ranks.sum(hits), seen * count)
         self.steps += 1
@@ -253,7 +256,8 @@ class Training:
         """Inside, the model has the weights that count: unperturbed, and averaged where an average is kept."""
         self.ranks.share_buffers(self.model)
         with self.minimizer.unperturbed(), self.average.in_place() if self.average else nullcontext():
-            if self.average or self.stage.config.minimizer.name == "msam":  # BatchNorm knows other weights' statistics
+            averaged = self.average is not None and self.average.taken > 0
+            if averaged or self.stage.config.minimizer.name == "msam":  # BatchNorm knows other weights' statistics
                 torch.manual_seed(derive_seed(self.config.seed, "statistics", self.steps))
                 some = (self.loader.batch(0, index)[0] for index in range(min(20, len(self.loader))))
                 with torch.no_grad():

@@ -15,11 +15,12 @@ def lr_factor(schedule: ScheduleConfig, share: float) -> float:
 
     Warm-up rises linearly and reaches the peak when its share is over; the rest of the budget follows the schedule:
     cosine is final + (1 - final) (1 + cos(π u)) / 2, linear is 1 - (1 - final) u, step is gamma to the number of
-    drops, where u is the share of what is left after the warm-up.
+    drops, where u is the share of what is left after the warm-up. With `hold` u is 1 before the end, and stays.
     """
     if share < schedule.warmup:
         return share / schedule.warmup
-    left = (share - schedule.warmup) / (1 - schedule.warmup)
+    left = (share - schedule.warmup) / (1 - schedule.warmup - schedule.hold)
+    left = min(1.0, left) if schedule.hold else left
     if schedule.name == "cosine":
         return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * left)) / 2
     if schedule.name == "linear":
