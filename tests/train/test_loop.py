@@ -14,7 +14,7 @@ import steppe.train.loop as loop
 import steppe.train.objectives as objectives
 from steppe.config import MINIMIZER_DEFAULTS, OPTIMIZER_DEFAULTS
 from steppe.errors import TrainingError
-from steppe.minimizers import METHODS
+from steppe.minimizers import METHODS, defaults_of
 from steppe.runs import Observer
 from steppe.train import build_minimizer, build_model, train
 
@@ -86,7 +86,7 @@ def test_whether_biases_and_norms_decay(digits, optimizer, decays):
 
 @pytest.mark.parametrize("name", sorted(MINIMIZER_DEFAULTS))
 def test_config_and_minimizers_agree_on_defaults(name):
-    own = METHODS[name].defaults
+    own = defaults_of(METHODS[name])
     ours = {key: value for key, value in MINIMIZER_DEFAULTS[name].items() if key != "scaling"}
     assert {key: own[key] for key in ours} == ours
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from steppe.config import ScheduleConfig
+from steppe.config import MinimizerConfig, ScheduleConfig
 from steppe.train import lr_factor
+from steppe.train.schedules import radius_factor
 
 
 def torchs(scheduler, steps: int) -> list[float]:
@@ -51,3 +52,11 @@ def test_hold_reaches_the_last_rate_early_and_keeps_it(name):
     assert lr_factor(schedule, 0.1 + 0.65 / 2) == pytest.approx(lr_factor(shorter, 0.1 + 0.9 / 2))
     with pytest.raises(ValidationError, match="hold means nothing to 'step'"):
         ScheduleConfig(name="step", hold=0.1)
+
+
+def test_radius_of_lesam_rises_and_falls_to_zero():
+    shares, expected = (0.0, 0.025, 0.05, 0.5, 0.8, 0.9, 1.0, 1.01), (0.0, 0.5, 1.0, 1.0, 1.0, 0.5, 0.0, 0.0)
+    lesam = MinimizerConfig(name="lesam")
+    assert [radius_factor(lesam, share) for share in shares] == pytest.approx(expected)
+    assert radius_factor(MinimizerConfig(name="sam"), 0.5) is None
+    assert radius_factor(MinimizerConfig(name="sam", rho_final=0.5), 1.0) == pytest.approx(0.5)

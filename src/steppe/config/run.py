@@ -15,23 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from steppe.config.minimizer import MinimizerConfig
 from steppe.config.objective import ObjectiveConfig, check_objective
 from steppe.config.section import Section, refuse_foreign, with_defaults
 from steppe.config.spelling import spell_data, spell_model
-
-MINIMIZER_DEFAULTS: dict[str, dict[str, float | str]] = {
-    "base": {},
-    "sam": {"rho": 0.05},
-    "asam": {"rho": 0.5, "eta": 0.01, "scaling": "weights"},
-    "looksam": {"rho": 0.05, "k": 5, "alpha": 0.1},
-    "esam": {"rho": 0.05, "beta": 0.6, "gamma": 0.5},
-    "msam": {"rho": 3.0},
-    "gsam": {"rho": 0.05, "alpha": 0.4},
-    "fsam": {"rho": 0.05, "sigma": 1.0, "lam": 0.6},
-    "samon": {"rho": 0.5},
-    "aesam": {"rho": 0.05},
-}
-"""What each minimizer's own options are when the user does not say; written out in full in `config.toml`."""
 
 OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool]] = {
     "sgd": {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "decay_norms": True},
@@ -40,7 +27,7 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool]] = {
     "rmsprop": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9, "decay_norms": False},
     "lamb": {"lr": 5e-3, "weight_decay": 0.02, "decay_norms": False},
 }
-"""Likewise for the base optimizers."""
+"""What each base optimizer's own options are when the user does not say; written out in full in `config.toml`."""
 
 
 class DataConfig(Section):
@@ -137,103 +124,6 @@ class ModelConfig(Section):
         if self.weights is not None and (self.init or self.pos_embed_std):
             raise ValueError("init and pos_embed_std draw fresh weights, but trained weights are given; leave out one")
         return self
-
-
-class MinimizerConfig(Section):
-    """Where the gradient is taken."""
-
-    name: Literal["base", "sam", "asam", "looksam", "esam", "msam", "gsam", "fsam", "samon", "aesam"] = Field(
-        "base", description="base (the optimizer alone), sam, asam, or a relative: `steppe minimizers` lists them"
-    )
-    rho: float | None = Field(
-        None,
-        ge=0,
-        description="radius of the perturbation; default: 0.05; 0.5 for asam and samon, 3 for msam (0.3 over Adam)",
-    )
-    eta: float | None = Field(None, ge=0, description="asam: added to |w| in its scaling; default: 0.01")
-    scaling: Literal["weights", "all", "layer"] | None = Field(
-        None, description="asam: what its scaling acts on, weights, all or layer; default: weights, as the authors'"
-    )
-    k: int | None = Field(None, ge=1, description="looksam: every k-th step is sharp; default: 5")
-    alpha: float | None = Field(
-        None,
-        ge=0,
-        description="looksam: weight of the sharp part it reuses; gsam: of closing the gap; default: 0.1 and 0.4",
-    )
-    beta: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="esam's β: share of the parameter tensors that are perturbed, drawn at each step; default: 0.6",
-    )
-    gamma: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="esam's γ: share of the batch in the second gradient, those whose loss rose most; default: 0.5",
-    )
-    sigma: float | None = Field(None, ge=0, description="fsam: share of the average taken off; default: 1")
-    lam: float | None = Field(None, ge=0, lt=1, description="fsam: decay of the average gradient; default: 0.6")
-    rho_final: float | None = Field(
-        None, ge=0, le=1, description="rho falls along a cosine to this share of itself; default: it stays"
-    )
-    ascent_fraction: float | None = Field(
-        None, gt=0, le=1, description="take the first gradient on this share of the batch; default: all of it"
-    )
-    m: int | None = Field(
-        None, gt=0, description="m-sharpness: one perturbation for each m examples; default: one for the batch"
-    )
-    per_rank: bool = Field(False, description="many processes: one perturbation for each, from its share of the batch")
-    sharp_every: int | None = Field(None, gt=0, description="only every k-th step is sharp; default: each")
-    sharp_last: float | None = Field(
-        None, gt=0, le=1, description="only this last share of the budget is sharp; default: all of it"
-    )
-    replay_rng: bool = Field(False, description="draw the same dropout masks in both passes")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, values: Any) -> Any:
-        return with_defaults(values, MINIMIZER_DEFAULTS, cls.model_fields["name"].default)
-
-    @model_validator(mode="after")
-    def _only_own_options(self) -> Self:
-        refuse_foreign(self, self.name, MINIMIZER_DEFAULTS)
-        if self.sharp_every and self.sharp_last:
-            raise ValueError("sharp_every and sharp_last are two schedules; give one")
-        no_first_pass = {"base": self._SHARP_ONLY, "msam": ("ascent_fraction", "m", "replay_rng")}
-        for key in no_first_pass.get(self.name, ()):
-            if getattr(self, key) not in (None, False):
-                raise ValueError(f"{key} means nothing to {self.name!r}: it has no second pass")
-        if self.name == "gsam" and self.rho_final is not None:
-            raise ValueError("gsam's rho follows the learning rate by itself")
-        if self.name in ("looksam", "aesam") and (self.sharp_every or self.sharp_last):
-            raise ValueError(f"{self.name!r} decides by itself which steps are sharp")
-        if self.per_rank and (self.m or self.name not in ("sam", "asam", "samon")):
-            raise ValueError("per_rank is for sam, asam and samon, without m")
-        if self.m and self.name not in ("sam", "asam", "samon"):
-            raise ValueError(f"m-sharpness is for sam, asam and samon, not {self.name!r}")
-        if self.m and self.ascent_fraction:
-            raise ValueError("m and ascent_fraction both divide the batch; give one")
-        return self
-
-    _SHARP_ONLY: ClassVar = ("rho_final", "ascent_fraction", "m", "per_rank", "sharp_every", "sharp_last", "replay_rng")
-
-    @property
-    def expected_gradients(self) -> float:
-        """About how many batch gradients a step costs, for estimates and progress; a run counts its own."""
-        if self.name in ("base", "msam"):
-            return 1.0
-        second = self.ascent_fraction or 1.0
-        if self.name == "esam":
-            second = 1 / 3 + (self.gamma or 1.0)
-        return 1 + second * self.sharp_share
-
-    @property
-    def sharp_share(self) -> float:
-        """About which share of the steps makes two passes."""
-        if self.name in ("base", "msam"):
-            return 0.0
-        return 0.5 if self.name == "aesam" else self.sharp_last or 1 / (self.sharp_every or self.k or 1)
 
 
 class OptimizerConfig(Section):

@@ -8,9 +8,9 @@ from .batch import Batch
 from .captured import CapturedStep
 from .cheap import AESAM, ESAM, MSAM, LookSAM
 from .engine import Minimizer
-from .methods import ASAM, FSAM, GSAM, SAM, SAMON, Base
+from .methods import ASAM, FSAM, GSAM, LESAM, SAM, SAMON, Base
 from .options import Kind
-from .registry import METHODS, Method, create
+from .registry import METHODS, create, defaults_of
 from .schedules import Always, Every, GradientNorm, Last
 from .statistics import RunningStatistics, reestimate_batchnorm
 
@@ -20,6 +20,7 @@ __all__ = [
     "ESAM",
     "FSAM",
     "GSAM",
+    "LESAM",
     "METHODS",
     "MSAM",
     "SAM",
@@ -33,9 +34,9 @@ __all__ = [
     "Kind",
     "Last",
     "LookSAM",
-    "Method",
     "Minimizer",
     "RunningStatistics",
     "create",
+    "defaults_of",
     "reestimate_batchnorm",
 ]

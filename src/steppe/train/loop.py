@@ -37,7 +37,7 @@ from steppe.train.features import Features, find_body
 from steppe.train.judging import autocast, measure, measure_contrast, measure_splits
 from steppe.train.objectives import make_objective
 from steppe.train.resumption import put_state, state_of
-from steppe.train.schedules import lr_factor
+from steppe.train.schedules import lr_factor, radius_factor
 from steppe.train.setup import build_minimizer, build_model
 from steppe.train.steps import CompiledStep, EagerStep
 from steppe.train.tally import Clock, Tally
@@ -113,7 +113,9 @@ class Training:
         self.minimizer: Minimizer = build_minimizer(config, self.network, lambda: self.share)
         self.minimizer.gradient_evaluations = spent
         self.objective = make_objective(config, self.loader, self.dataset)
-        self.peaks = [{key: float(group[key]) for key in ("lr", "rho")} for group in self.minimizer.param_groups]
+        self.radius = "sigma" if config.minimizer.name == "lesam" else "rho"
+        keys = ("lr", self.radius)
+        self.peaks = [{key: float(group[key]) for key in keys} for group in self.minimizer.param_groups]
         policy = choose_policy(config)
         self.average = WeightAverage(self.model, policy) if policy else None
         self.best_val, self.stale_epochs = math.inf, 0
@@ -218,13 +220,14 @@ class Training:
     def _set_rates(self) -> None:
         share = self._stage_share()
         factor = lr_factor(self.config.schedule, share)
-        optimizer, final = self.stage.config.optimizer, self.stage.config.minimizer.rho_final
+        radius = radius_factor(self.stage.config.minimizer, share)
+        optimizer = self.stage.config.optimizer
         assert optimizer.lr is not None
         self.lr = optimizer.lr * factor
         for group, peak in zip(self.minimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak["lr"] * factor
-            if final is not None:
-                group["rho"] = peak["rho"] * (final + (1 - final) * (1 + math.cos(math.pi * share)) / 2)
+            if radius is not None:
+                group[self.radius] = peak[self.radius] * radius
 
     def _record_epoch(self) -> None:
         classifies = self.stage.config.objective.name != "contrastive"
