@@ -170,6 +170,17 @@ def test_the_best_of_a_sweep_is_chosen_by_validation_with_every_seed(tmp_path):
     assert (cell.measured, cell.seeds, cell.of_seeds) == (0.1, 2, 3), "of seed 2 the better one is not known yet"
 
 
+def test_best_is_refused_among_runs_that_learn_their_validation_images(tmp_path):
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "study.toml").write_text(SWEEP.replace("[axes.", "[base.data]\nlearn_from_val = true\n[axes.", 1))
+    study, _ = find_study(str(folder))
+    planned = plan(study)
+    create_run(tmp_path / "runs" / planned[0].config.run_id, planned[0].config)
+    with pytest.raises(ConfigError, match="takes the run that validates best"):
+        compare_study(study, planned, tmp_path / "runs", [])
+
+
 def test_best_of_an_axis_that_is_not_there_is_refused():
     text = {"name": "s", "axes": {"rho": {"1": {}}}, "claims": [{"text": "x", "holds": "epochs[radius=best] > 1"}]}
     from steppe.config.study import check_claims

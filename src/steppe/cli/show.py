@@ -112,9 +112,15 @@ def epoch_line(record: dict[str, Any], total: float | None) -> str:
     of_all = "" if total is None else f"/{total:g}"
     return (
         f"epoch {record['epoch']:>3}{of_all}  {stage}train loss {record['train_loss']:.4f}  "
-        f"val loss {record['val_loss']:.4f}  val acc {_percent(record['val_accuracy']):>6}  "
-        f"lr {record['lr']:.2e}  {record['time_s']:.1f} s"
+        f"{_judged(record)}lr {record['lr']:.2e}  {record['time_s']:.1f} s"
     )
+
+
+def _judged(record: dict[str, Any]) -> str:
+    """The validation figures of an epoch; its training accuracy where the run learns from the validation images."""
+    if record["val_loss"] is None:
+        return f"train acc {_percent(record['train_accuracy']):>6}  "
+    return f"val loss {record['val_loss']:.4f}  val acc {_percent(record['val_accuracy']):>6}  "
 
 
 def _percent(accuracy: float | None) -> str:
@@ -182,8 +188,7 @@ class TrainingProgress(Observer):
         self.spent_s, self.since = float(record["time_s"]), time.monotonic()
         self.said_at = time.monotonic()
         if self.bar and self.task is not None:
-            loss, accuracy = record["val_loss"], record["val_accuracy"]
-            self.bar.update(self.task, description=f"val loss {loss:.4f}  val acc {_percent(accuracy)}")
+            self.bar.update(self.task, description=_judged(record).rstrip())
         else:
             console.print(epoch_line(record, self.total_epochs), markup=False, soft_wrap=True)
 
@@ -223,7 +228,7 @@ class StudyProgress:
         if event == "start":
             self.began[run.config.run_id] = time.monotonic()
         elif event == "epoch" and self.bar and self.task is not None:
-            text = f"{name}: epoch {details['epoch']}, val acc {_percent(details['val_accuracy'])}"
+            text = f"{name}: epoch {details['epoch']}, {_judged(details).rstrip()}"
             self.bar.update(self.task, description=text)
         elif event == "note":
             console.print(f"{name}: note: {details['text']}", markup=False, soft_wrap=True)

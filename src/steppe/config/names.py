@@ -18,6 +18,7 @@ MODELS = (
     *(f"mixer_{size}_p{patch}" for size in ("s", "b") for patch in (4, 8, 16, 32)),
     "mixer_9l_384",
     *("r50_vit_s_p16", "r50_vit_b_p16"),
+    *("speednet2_64_256_256", "speednet3_128_384_512"),
     *("mlp_10l_10_10_10", "mlp_64_64"),
 )
 
@@ -45,6 +46,7 @@ SHORT_NAMES = {
     "hybrid": r"r50_vit_(?P<size>s|b)_p16",
     "sized_hybrid": rf"r50_vit_(?P<layers>{_NUMBER})l_(?P<heads>{_NUMBER})h_(?P<width>{_NUMBER})",
     "mlp": rf"mlp_(?:(?P<stem>{_NUMBER})l_)?(?P<widths>{_NUMBER}(?:_{_NUMBER})*)",
+    "speednet": rf"speednet(?P<depth>2|3)_(?P<widths>{_NUMBER}(?:_{_NUMBER})*)",
 }
 """Family -> the pattern of its names; `steppe.models.names` builds what they say."""
 

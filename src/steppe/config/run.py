@@ -20,12 +20,20 @@ from steppe.config.objective import ObjectiveConfig, check_objective
 from steppe.config.section import Section, refuse_foreign, with_defaults
 from steppe.config.spelling import spell_data, spell_model
 
-OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool]] = {
+OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool | str]] = {
     "sgd": {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "decay_norms": True},
     "adam": {"lr": 1e-3, "weight_decay": 0.0, "decay_norms": False},
     "adamw": {"lr": 1e-3, "weight_decay": 0.05, "decay_norms": False},
     "rmsprop": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9, "decay_norms": False},
     "lamb": {"lr": 5e-3, "weight_decay": 0.02, "decay_norms": False},
+    "muon": {
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+        "momentum": 0.95,
+        "decay_norms": False,
+        "rest": "adamw",
+        "iterations": 5,
+    },
 }
 """What each base optimizer's own options are when the user does not say; written out in full in `config.toml`."""
 
@@ -53,7 +61,8 @@ class DataConfig(Section):
     )
     variance: float | None = Field(None, ge=0, description="2-D toys: variance of the noise; default: 1")
     learn_from_val: bool = Field(
-        False, description="probe: learn from the validation images too, and judge by cross-validation instead"
+        False,
+        description="learn from the validation images too: nothing is validated then; a probe cross-validates instead",
     )
     odd_images: Literal["refuse", "convert"] = Field(
         "refuse", description="what to do with images that are not 8-bit RGB or grey (16-bit, CMYK, palette, alpha)"
@@ -129,16 +138,19 @@ class ModelConfig(Section):
 class OptimizerConfig(Section):
     """The base optimizer, which the minimizer wraps."""
 
-    name: Literal["sgd", "adam", "adamw", "rmsprop", "lamb"] = Field(
-        "adamw", description="sgd, adam, adamw, rmsprop or lamb"
+    name: Literal["sgd", "adam", "adamw", "rmsprop", "lamb", "muon"] = Field(
+        "adamw",
+        description="sgd, adam, adamw, rmsprop, lamb, or muon (hidden matrices and convolutions orthogonalised)",
     )
     lr: float | None = Field(
         None, gt=0, description="peak learning rate; default: 0.1 for sgd, 0.005 for lamb, else 0.001"
     )
     weight_decay: float | None = Field(
-        None, ge=0, description="default: 0.0005 for sgd, 0.05 for adamw, 0.02 for lamb, else 0"
+        None, ge=0, description="default: 0.0005 for sgd, 0.05 for adamw and muon, 0.02 for lamb, else 0"
     )
-    momentum: float | None = Field(None, ge=0, lt=1, description="sgd and rmsprop; default: 0.9")
+    momentum: float | None = Field(
+        None, ge=0, lt=1, description="sgd, rmsprop and muon; default: 0.9, 0.95 for muon, which always has Nesterov's"
+    )
     nesterov: bool = Field(False, description="sgd: Nesterov's momentum, a step ahead of the plain one")
     decay_norms: bool = Field(
         False, description="decay biases and the weights of norms too; default: yes for sgd, no for the others"
@@ -153,6 +165,15 @@ class OptimizerConfig(Section):
     head_lr_factor: float | None = Field(
         None, gt=0, description="learning rate of the head as a multiple of lr, such as 10; default: 1"
     )
+    rest: Literal["adamw", "sgd"] | None = Field(
+        None, description="muon: what trains the head, norms, biases and embeddings, adamw or sgd; default: adamw"
+    )
+    rest_lr: float | None = Field(None, gt=0, description="muon: peak learning rate of these; default: lr")
+    iterations: int | None = Field(None, ge=1, le=20, description="muon: Newton-Schulz iterations; default: 5")
+    hold_norm: bool = Field(
+        False,
+        description="muon: keep the norm of each orthogonalised weight; lr is then the share of it that a step changes",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -164,6 +185,8 @@ class OptimizerConfig(Section):
         refuse_foreign(self, self.name, OPTIMIZER_DEFAULTS)
         if self.nesterov and (self.name != "sgd" or not self.momentum):
             raise ValueError("nesterov belongs to sgd with momentum")
+        if self.name != "muon" and (self.hold_norm or self.rest_lr is not None):
+            raise ValueError("hold_norm and rest_lr belong to muon")
         return self
 
 
@@ -194,6 +217,7 @@ class AugmentConfig(Section):
     """Random changes of the training images, in the order of the keys."""
 
     crop_padding: int = Field(0, ge=0, le=64, description="pad by so many pixels, then crop back at a random place")
+    crop_reflect: bool = Field(False, description="crop_padding: pad with the reflected image; default: with black")
     resized_crop: float | None = Field(
         None, gt=0, le=1, description="Inception-style crop: smallest share of the area, such as 0.08; default: off"
     )
@@ -229,6 +253,8 @@ class AugmentConfig(Section):
     def _sensible(self) -> Self:
         if self.randaugment_magnitude is not None and not self.randaugment:
             raise ValueError("randaugment_magnitude means nothing without randaugment, its number of operations")
+        if self.crop_reflect and not self.crop_padding:
+            raise ValueError("crop_reflect means nothing without crop_padding, whose border it fills")
         if self.alternate_flip and not self.flip:
             raise ValueError("alternate_flip means nothing without flip, the mirroring that it arranges")
         if self.mixup_probability is not None and not (self.mixup or self.cutmix):
@@ -338,8 +364,6 @@ class RunConfig(Section):
     def _probe_is_plain(self) -> Self:
         """A probe is solved, not trained: settings of training would be ignored."""
         if self.model.mode != "probe":
-            if self.data.learn_from_val:
-                raise ValueError("learn_from_val belongs to model.mode 'probe'")
             return self
         changed = {
             "minimizer": self.minimizer.name != "base",
@@ -368,6 +392,12 @@ class RunConfig(Section):
     _AVERAGES: ClassVar = ("ema", "swa", "lookahead")
 
     @model_validator(mode="after")
+    def _patience_needs_validation(self) -> Self:
+        if self.patience and not self.validates:
+            raise ValueError("patience needs validation images, and learn_from_val trains on them; give one of the two")
+        return self
+
+    @model_validator(mode="after")
     def _rates_differ_between_layers_that_learn(self) -> Self:
         for key in ("layer_decay", "head_lr_factor"):
             if getattr(self.optimizer, key) is not None and self.model.mode in ("frozen", "probe"):
@@ -378,6 +408,11 @@ class RunConfig(Section):
     def _objective_fits(self) -> Self:
         check_objective(self)
         return self
+
+    @property
+    def validates(self) -> bool:
+        """Whether the run has validation figures: those of images it did not learn, or a probe's cross-validation."""
+        return not self.data.learn_from_val or self.model.mode == "probe"
 
     @property
     def expected_gradients(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -73,6 +73,15 @@ class Split:
         rows = None if self.rows is None else self.rows[picked]
         return Split(store, self.labels[picked], rows, self.origin, self.digests)
 
+    def join(self, other: Split) -> Split:
+        """The images of both splits, those of `other` last."""
+        labels = torch.cat([self.labels, other.labels])
+        known = self.rows is not None and other.rows is not None
+        rows = torch.cat([self.rows, other.rows]) if known else None  # type: ignore[list-item]
+        if not self.in_memory and self.store is other.store:
+            return Split(self.store, labels, rows, self.origin, self.digests)
+        return Split(torch.cat([self.images, other.images]), labels, rows, self.origin, self.digests)
+
     def fingerprints(self) -> dict[str, str]:
         """What the images are: their `pixels` where they are in memory, their `files`' names and sizes where known."""
         found = {}
@@ -127,6 +136,11 @@ class Dataset:
     def channels(self) -> int:
         """1 for grey images, 3 for colour."""
         return self.train.shape[0]
+
+    def learn_from_val(self) -> Dataset:
+        """The same data with the validation images moved to the training images; the statistics stay."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return replace(self, train=self.train.join(self.val), val=self.val.take(nothing))
 
     @property
     def examples(self) -> dict[str, int]:

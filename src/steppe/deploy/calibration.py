@@ -192,6 +192,8 @@ def get_calibration(
         return "the run has no calibration yet"
     if (trained.run.path / OUT_OF_FOLD).is_file():  # it has learned its validation images
         return _keep(calibrate(*read_out_of_fold(trained.run.path), digest), trained.run, say)
+    if not trained.run.config.validates:
+        return "it learned its validation images, so they do not tell how sure to be"
     dataset = _load(trained, data_root, progress)
     if isinstance(dataset, str):
         return dataset

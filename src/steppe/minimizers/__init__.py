@@ -9,6 +9,7 @@ from .captured import CapturedStep
 from .cheap import AESAM, ESAM, MSAM, LookSAM
 from .engine import Minimizer
 from .methods import ASAM, FSAM, GSAM, LESAM, SAM, SAMON, Base
+from .muon import Muon
 from .options import Kind
 from .registry import METHODS, create, defaults_of
 from .schedules import Always, Every, GradientNorm, Last
@@ -35,6 +36,7 @@ __all__ = [
     "Last",
     "LookSAM",
     "Minimizer",
+    "Muon",
     "RunningStatistics",
     "create",
     "defaults_of",

@@ -20,6 +20,7 @@ from steppe.config.names import MODELS, SHORT_NAMES
 from steppe.models.mlp import Perceptron
 from steppe.models.resnet import resnet, resnet_v1
 from steppe.models.small import TINY_MODELS
+from steppe.models.speed import SpeedNet
 from steppe.models.transformers import cct, hybrid, mixer, swin, vit
 from steppe.models.wide import WideResNet
 
@@ -155,6 +156,14 @@ def _read_mlp(stem: str | None, widths: str) -> ShortName:
     return ShortName(partial(Perceptron, widths=hidden, stem=int(stem) if stem else None), about)
 
 
+def _read_speednet(depth: str, widths: str) -> ShortName:
+    numbers = [int(width) for width in widths.split("_")]
+    about = (
+        f"the speed records' network: whitening, groups of {depth} convolutions, {'-'.join(map(str, numbers))} channels"
+    )
+    return ShortName(partial(SpeedNet, widths=numbers, depth=int(depth)), about)
+
+
 _READERS: dict[str, Callable[..., ShortName]] = {
     "resnet": _read_resnet,
     "resnet_v1": _read_resnet_v1,
@@ -168,6 +177,7 @@ _READERS: dict[str, Callable[..., ShortName]] = {
     "hybrid": _read_hybrid,
     "sized_hybrid": _read_sized_hybrid,
     "mlp": _read_mlp,
+    "speednet": _read_speednet,
 }
 """Family, as in `steppe.config.names.SHORT_NAMES` -> what builds it."""
 

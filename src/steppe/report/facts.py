@@ -31,7 +31,7 @@ def overview_facts(
     seeds = sorted({len(row.seeds) for row in rows})
     seed_text = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}" if seeds else MISSING
     data = list(images) if len(images) > 1 else list(dict.fromkeys(record.config.data.name for record in records))
-    train = {number(dig(record.data, "examples", "train")) for record in records}
+    train = {_learned(record) for record in records}
     notes = [f"{whole(train.pop())} training"] if len(train) == 1 and None not in train else []
     counted = [
         f"{whole(count)} test images" + (f" of {name}" if len(images) > 1 else "")
@@ -61,6 +61,13 @@ def _spent(record: Record, name: str) -> float:
     return number(record.summary.get(name)) or number(last) or 0.0
 
 
+def _learned(record: Record) -> float | None:
+    """How many images a run learned."""
+    splits = ("train",) if record.config.validates else ("train", "val")
+    counts = [number(dig(record.data, "examples", split)) for split in splits]
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
 def so_far(records: Sequence[Record], names: Mapping[str, str]) -> list[Sentence]:
     """Where the run that came furthest stands, while none has finished.
 
@@ -72,9 +79,10 @@ def so_far(records: Sequence[Record], names: Mapping[str, str]) -> list[Sentence
     if not begun:
         return []
     record = max(begun, key=lambda r: int(r.metrics[-1]["epoch"]))
-    accuracy = percent(number(record.metrics[-1].get("val_accuracy")))
+    kind = "validation" if record.config.validates else "training"
+    accuracy = percent(number(record.metrics[-1].get("val_accuracy" if kind == "validation" else "train_accuracy")))
     where = " came furthest: " if len(begun) > 1 else ": "
-    end = f"{where}{accuracy} validation accuracy after epoch {record.metrics[-1]['epoch']}."
+    end = f"{where}{accuracy} {kind} accuracy after epoch {record.metrics[-1]['epoch']}."
     return [[(_with_seed(names.get(record.id, ""), record.config.seed) or record.id, True), (end, False)]]
 
 

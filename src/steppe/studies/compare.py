@@ -172,6 +172,10 @@ class _Found:
         return [[self._choose(runs) for runs in seeds.values()] for seeds in groups.values()]
 
     def _choose(self, runs: Sequence[PlannedRun]) -> PlannedRun:
+        if not all(run.config.validates for run in runs):
+            mend = "leave learn_from_val out, or name the cell that the claim means"
+            what = "`best` takes the run that validates best, and these learn from their validation images"
+            raise ConfigError(what, where="data.learn_from_val", mend=mend)
         ranked = sorted(runs, key=self._validation, reverse=True)
         return ranked[0] if self._validation(ranked[-1]) > -math.inf else ranked[-1]
 

@@ -57,7 +57,7 @@ class Images:
         """Those a run was trained on, from its folder alone: the data need not be here."""
         about = run.read("data.json")
         try:
-            count = int(about["examples"]["train"])
+            count = int(about["examples"]["train"]) + (0 if run.config.validates else int(about["examples"]["val"]))
             return Images(int(about["image_size"]), int(about["channels"]), len(about["classes"]), count)
         except (KeyError, TypeError, ValueError):
             mend = "run its training again: it writes the file"

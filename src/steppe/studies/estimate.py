@@ -52,6 +52,7 @@ def estimate_runs(
     def estimate(config: RunConfig) -> Estimate:
         name = config.data.model_dump_json()
         dataset = load(config, name)
+        dataset = dataset if config.validates else dataset.learn_from_val()
         key = (name, config.model.model_dump_json(), config.batch_size, config.precision, config.objective.name)
         if key not in timed:
             timed[key] = _time_gradient(config, dataset, place)

@@ -54,7 +54,7 @@ def measure_contrast(training: Training) -> Any:
 def measure_splits(training: Training) -> dict[str, Any]:
     """The final evaluation. Ctrl-C is met after a batch; among several processes, after a split.
 
-    A brief one repeats what the last epoch found.
+    A brief one repeats what the last epoch found. Where the run learned the validation images, `val` is None.
     """
     if training.brief:
         last = training.run.metrics()[-1]
@@ -69,6 +69,9 @@ def measure_splits(training: Training) -> dict[str, Any]:
             training.raise_interrupted()
 
     for name, split in splits.items():
+        if name == "val" and not training.config.validates:
+            found[name] = None
+            continue
         if ranks.any(stop.is_set()):
             training.raise_interrupted()
         found[name] = measure(training, split, tell)

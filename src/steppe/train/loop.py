@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 from torch import nn
@@ -61,6 +62,8 @@ class Training:
         val_examples: int | None = None,
     ) -> None:
         """Build everything, and go on from the checkpoint where there is one."""
+        if not config.validates:
+            dataset = dataset.learn_from_val()
         self.run, self.config, self.dataset, self.device = run, config, dataset, device
         self.ranks = ranks or Ranks()
         self.observer, self.stop = observer, stop
@@ -231,10 +234,7 @@ class Training:
 
     def _record_epoch(self) -> None:
         classifies = self.stage.config.objective.name != "contrastive"
-        with self._evaluated():
-            val = measure(self, self.val) if classifies else measure_contrast(self)
-        if not math.isfinite(val["loss"]):
-            self._raise_diverged(self.steps)
+        val = self._validate(classifies)
         train_loss, train_accuracy = self.tally.take()
         group = self.minimizer.param_groups[0]
         record = {
@@ -250,9 +250,22 @@ class Training:
         }
         self.run.append_metrics(record)
         self.records += 1
-        self.stale_epochs = 0 if val["loss"] < self.best_val else self.stale_epochs + 1
-        self.best_val = min(self.best_val, val["loss"])
+        if val["loss"] is not None:
+            self.stale_epochs = 0 if val["loss"] < self.best_val else self.stale_epochs + 1
+            self.best_val = min(self.best_val, val["loss"])
         self.observer.epoch(record)
+
+    def _validate(self, classifies: bool) -> dict[str, Any]:
+        """Measure loss and accuracy on the validation images; None for both where the run learns from them."""
+        if not self.config.validates:
+            if self._over():  # no validation loss tells of a last step that ruined the weights
+                self._check_weights()
+            return {"loss": None, "accuracy": None}
+        with self._evaluated():
+            val = measure(self, self.val) if classifies else measure_contrast(self)
+        if not math.isfinite(val["loss"]):
+            self._raise_diverged(self.steps)
+        return val
 
     @contextmanager
     def _evaluated(self) -> Iterator[None]:

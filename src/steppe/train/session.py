@@ -62,11 +62,15 @@ def train(
             all validation images are taken after every epoch, and all images of every split at the end.
 
     Raises:
+        ConfigError: the run is to be judged by validation images, and learns from them.
         RunError: the folder belongs to another configuration, is in use, or cannot be written.
         DataError: the data have changed since the run was begun.
         TrainingError: the loss is no longer finite; the last good checkpoint is kept.
         Interrupted: Ctrl-C or SIGTERM; the run can go on.
     """
+    if val_examples is not None and not config.validates:
+        mend = "leave learn_from_val out: a search chooses by images that no trial has learned"
+        raise ConfigError("there are no validation images to judge this run by", where="data.learn_from_val", mend=mend)
     with join(pick_device(device), sharded) as (ranks, place):
         with ExitStack() as held:
             ranks.led(lambda: held.enter_context(_prepared(config, dataset, Path(out))))
