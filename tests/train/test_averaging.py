@@ -11,7 +11,7 @@ from steppe.train.averaging import EqualAverage, Lookahead, MovingAverage, Weigh
 
 POLICIES = {
     "ema": {"ema": 0.9},
-    "swa": {"swa": 0.5},
+    "swa": {"swa": 0.75},
     "lookahead": {"lookahead": 0.5, "lookahead_every": 3},
     "ramped lookahead": {"lookahead": 0.25, "lookahead_every": 2, "lookahead_ramp": True},
 }
@@ -22,8 +22,7 @@ def test_average_is_kept_and_resumed_exactly(digits, tmp_path, keys):
     config = make_config(**keys, minimizer={"name": "base"}, budget={"epochs": 2})
     whole, resumed = train_whole_and_resumed(config, digits, tmp_path, KillAt(8, 5))
     plain = make_config(minimizer={"name": "base"}, budget={"epochs": 2})
-    changes = weights(whole) != weights(train(plain, digits, tmp_path / "plain"))
-    assert changes == (keys != POLICIES["swa"])  # of two epochs, half is the last one: an average of one
+    assert weights(whole) != weights(train(plain, digits, tmp_path / "plain"))
     assert weights(resumed) == weights(whole)
     assert story(resumed) == story(whole)
 
