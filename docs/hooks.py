@@ -171,13 +171,15 @@ def _plain(text: str) -> str:
 
 
 def method(name: str) -> str:
-    """What the registry says of a minimizer."""
-    from steppe.minimizers import METHODS
+    """What is known of a minimizer: its flag, class, cost and defaults."""
+    from steppe import config
+    from steppe.minimizers import METHODS, defaults_of
 
-    known = METHODS[name]
-    defaults = ", ".join(f"`{key}` {value}" for key, value in known.defaults.items() if value is not None)
+    made = METHODS[name]
+    defaults = ", ".join(f"`{key}` {value}" for key, value in defaults_of(made).items() if value is not None)
     defaults += " (`steppe train`: 0.3 unless over SGD)" if name == "msam" else ""
-    return f"`--minimizer {name}` · `steppe.minimizers.{known.make.__name__}` · {known.cost} · {defaults}\n{{ .facts }}"
+    cost = config.METHODS[name].cost
+    return f"`--minimizer {name}` · `steppe.minimizers.{made.__name__}` · {cost} · {defaults}\n{{ .facts }}"
 
 
 def steps(name: str) -> str:

@@ -29,6 +29,10 @@ CHANGES = {
     "label_smoothing": 0.1,
     "accumulate": 4,
     "ema": 0.9,
+    "swa": 0.25,
+    "lookahead": 0.5,
+    "lookahead_every": 3,
+    "lookahead_ramp": True,
     "patience": 3,
     "sigmoid_loss": True,
     "budget.seconds": 3.5,
@@ -54,6 +58,8 @@ CHANGES = {
     "model.block_dropout": 0.1,
     "model.attention_dropout": 0.1,
     "model.drop_path": 0.1,
+    "model.init": "torch",
+    "model.pos_embed_std": 1.0,
     "minimizer.name": "sam",
     "minimizer.rho": 0.1,
     "minimizer.eta": 0.1,
@@ -94,6 +100,7 @@ CHANGES = {
     "schedule.name": "linear",
     "schedule.warmup": 0.1,
     "schedule.final": 0.1,
+    "schedule.hold": 0.2,
     "schedule.drop_every": 0.5,
     "schedule.gamma": 0.5,
     "augment.crop_padding": 1,
@@ -145,6 +152,8 @@ def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
         "randaugment_magnitude": {"randaugment": 1},
         "mixup_probability": {"mixup": 0.2},
     }
+    if last.startswith("lookahead_"):
+        start = {"lookahead": 0.5}
     if last in needs:
         start = {"augment": needs[last]}
     if last in ("mode", "weights"):

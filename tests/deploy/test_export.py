@@ -144,6 +144,7 @@ def fresh(name: str, size: int, channels: int = 3) -> Trained:
     [
         ("vit_2l_2h_128", 32, 3),
         ("vit_ti_p8", 32, 1),
+        ("vit_2l_2h_64_mlp96_mean", 32, 3),
         ("swin_tiny_p2", 8, 1),
         ("swin_t_p4", 64, 3),
         ("mixer_s_p16", 32, 3),
@@ -171,6 +172,8 @@ def test_networks_that_timm_builds(name, size, channels, tmp_path):
         ("wrn_10_1", 8, "a network of steppe's own"),
         ("mlp_16", 8, "a network of steppe's own"),
         ("vit_2l_2h_128_free", 8, "no attention without softmax"),
+        ("vit_2l_2h_64_conv", 8, "no ViT with this convolutional stem"),
+        ("cct_2_3x1", 8, "a network of steppe's own"),
         ("mixer_tiny_p2", 8, "cannot be told another size"),
         ("swin_t_p2", 28, "a grid of them has an odd side"),
     ],

@@ -133,3 +133,10 @@ def test_evenness_of_a_map():
     half = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]])
     assert evenness(torch.cat([alike, one])).tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
     assert evenness(half).item() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", ["cct_2_3x1", "vit_1l_2h_32_p2_mean", "vit_1l_2h_32_p2_conv"])
+def test_networks_with_other_stems_and_pooling_have_maps(name):
+    maps = attention_maps(vit(name), IMAGES)
+    assert maps.shape == (3, 4, 4)
+    assert ((evenness(maps) > 0) & (evenness(maps) <= 1 + 1e-6)).all()

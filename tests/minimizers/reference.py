@@ -163,6 +163,12 @@ class Reference:
         epsilon = perturbation(self.problem, self.w, step, rho)
         return self.loss(self.w), self.g(add(self.w, epsilon))
 
+    def lesam(self, rho, sigma, scaling="none", eta=0.0):
+        first, loss = self.g(self.w), self.loss(self.w)
+        t = scaling_of(self.problem, self.w, scaling, eta)
+        radius = min(sigma / norm([x * y for x, y in zip(t, first, strict=True)]), rho)
+        return loss, self.g(add(self.w, perturbation(self.problem, self.w, first, radius, scaling, eta)))
+
     def samon(self, rho, chosen):
         first = [x if take else np.zeros_like(x) for x, take in zip(self.g(self.w), chosen, strict=True)]
         return self.loss(self.w), self.g(add(self.w, perturbation(self.problem, self.w, first, rho)))

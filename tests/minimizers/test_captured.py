@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from steppe.minimizers import Batch, CapturedStep, Every, GradientNorm, create
 from steppe.minimizers.capturable import settings_of
 
-METHODS = ["base", "sam", "asam", "looksam", "msam", "gsam", "fsam", "samon"]
+METHODS = ["base", "sam", "asam", "looksam", "msam", "gsam", "fsam", "samon", "lesam"]
 OPTIONS = {"looksam": {"k": 2}, "gsam": {"rho_min": 0.01}, "msam": {"rho": 0.3}}
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]

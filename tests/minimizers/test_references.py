@@ -36,6 +36,13 @@ CASES = {
         {"rho": 0.3, "sigma": 0.6, "lam": 0.8},
         {"rho": 0.3, "sigma": 0.6, "lam": 0.8},
     ),
+    "lesam, by the rise of the loss": ("lesam", {"rho": 9.0, "sigma": 0.2}, {"rho": 9.0, "sigma": 0.2}),
+    "lesam, at the largest radius": ("lesam", {"rho": 0.05, "sigma": 5.0}, {"rho": 0.05, "sigma": 5.0}),
+    "lesam, both, scaled": (
+        "lesam",
+        {"rho": 0.3, "sigma": 0.35, "scaling": "all", "eta": 0.01},
+        {"rho": 0.3, "sigma": 0.35, "scaling": "all", "eta": 0.01},
+    ),
     "aesam": (
         "aesam",
         {"rho": 0.3, "decay": 0.8, "num_steps": STEPS},
@@ -131,6 +138,7 @@ def test_radii_differ_between_groups_under_one_norm():
         ("msam", {}, 1.0),
         ("gsam", {}, 2.0),
         ("fsam", {}, 2.0),
+        ("lesam", {}, 2.0),
     ],
 )
 def test_gradient_evaluations_are_counted(method, options, per_step):

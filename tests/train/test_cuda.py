@@ -53,6 +53,7 @@ def make_config(**changes) -> RunConfig:
         {"name": "looksam"},
         {"name": "esam"},
         {"name": "aesam"},
+        {"name": "lesam"},
         {"name": "sam", "ascent_fraction": 0.25},
     ],
     ids=lambda v: "-".join(map(str, v.values())),

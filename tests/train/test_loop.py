@@ -14,10 +14,9 @@ import steppe.train.loop as loop
 import steppe.train.objectives as objectives
 from steppe.config import MINIMIZER_DEFAULTS, OPTIMIZER_DEFAULTS
 from steppe.errors import TrainingError
-from steppe.minimizers import METHODS
+from steppe.minimizers import METHODS, defaults_of
 from steppe.runs import Observer
 from steppe.train import build_minimizer, build_model, train
-from steppe.train.averaging import WeightAverage
 
 
 def test_an_unfinished_epoch_does_not_count_as_one(digits, tmp_path):
@@ -87,7 +86,7 @@ def test_whether_biases_and_norms_decay(digits, optimizer, decays):
 
 @pytest.mark.parametrize("name", sorted(MINIMIZER_DEFAULTS))
 def test_config_and_minimizers_agree_on_defaults(name):
-    own = METHODS[name].defaults
+    own = defaults_of(METHODS[name])
     ours = {key: value for key, value in MINIMIZER_DEFAULTS[name].items() if key != "scaling"}
     assert {key: own[key] for key in ours} == ours
 
@@ -181,29 +180,6 @@ def test_early_stopping(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "measure", lambda *_: {"loss": next(losses, 5.0), "accuracy": 0.5, "examples": 1})
     run = train(make_config(patience=2, budget={"epochs": 10}), digits, tmp_path / "r")
     assert run.summary["epochs"] == 4
-
-
-def test_the_average_of_the_weights_is_kept_and_resumed(digits, tmp_path):
-    config = make_config(ema=0.9, minimizer={"name": "base"})
-    whole, resumed = train_whole_and_resumed(config, digits, tmp_path, KillAt(8, 5))
-    assert weights(whole) != weights(train(make_config(minimizer={"name": "base"}), digits, tmp_path / "plain"))
-    assert weights(resumed) == weights(whole)
-    assert story(resumed) == story(whole)
-
-
-def test_the_average_follows_its_formula():
-    model = torch.nn.Linear(2, 1, bias=False).double()
-    average = WeightAverage(model, 0.5)
-    expected = model.weight.detach().clone()
-    for step in range(1, 30):
-        torch.nn.init.normal_(model.weight)
-        average.update()
-        decay = min(0.5, (1 + step) / (10 + step))
-        expected = decay * expected + (1 - decay) * model.weight.detach()
-    own = model.weight.detach().clone()
-    with average.in_place():
-        torch.testing.assert_close(model.weight.detach(), expected)
-    assert torch.equal(model.weight, own)
 
 
 def test_the_radius_can_fall(digits, tmp_path):

@@ -14,8 +14,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from steppe import data
-from steppe.config import DataConfig, RunConfig
-from steppe.config.run import MINIMIZER_DEFAULTS
+from steppe.config import MINIMIZER_DEFAULTS, DataConfig, RunConfig
 from steppe.deploy.trained import open_trained
 from steppe.errors import Interrupted, RunError
 from steppe.evaluate import measure_accuracy

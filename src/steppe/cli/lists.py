@@ -13,7 +13,7 @@ from rich.text import Text
 
 from steppe.cli.place import DataRootOption, check_device
 from steppe.cli.show import JsonOption, console, print_json
-from steppe.config import MINIMIZER_DEFAULTS
+from steppe.config import METHODS
 from steppe.config.keys import flag_of
 from steppe.config.names import MODELS
 from steppe.config.spelling import fold, timm_names
@@ -65,11 +65,9 @@ def models(
 
 def minimizers(json: JsonOption = False) -> None:
     """List the minimizers, what a step of each costs, and their flags."""
-    from steppe.minimizers import METHODS
-
     rows: list[tuple[Any, ...]] = []
     for name, method in METHODS.items():
-        flags = {flag_of(f"minimizer.{key}"): value for key, value in MINIMIZER_DEFAULTS[name].items()}
+        flags = {flag_of(f"minimizer.{key}"): value for key, value in method.defaults.items()}
         shown = flags if json else ", ".join(f"{flag} {value}" for flag, value in flags.items())
         shown = f"{shown} (0.3 unless over sgd)" if name == "msam" and not json else shown
         rows.append((name, method.cost, method.summary, shown))

@@ -2,15 +2,14 @@
 
 from steppe.config.folders import cache_folder, data_root, search_folder, use_data_root
 from steppe.config.measure import MeasureConfig
+from steppe.config.minimizer import METHODS, MINIMIZER_DEFAULTS, Method, MinimizerConfig
 from steppe.config.objective import OBJECTIVE_DEFAULTS, ObjectiveConfig
 from steppe.config.pretrained import PRETRAINED, Package, Pretrained, available, describe_file, locate, weights_folders
 from steppe.config.run import (
-    MINIMIZER_DEFAULTS,
     OPTIMIZER_DEFAULTS,
     AugmentConfig,
     BudgetConfig,
     DataConfig,
-    MinimizerConfig,
     ModelConfig,
     OptimizerConfig,
     RunConfig,
@@ -35,6 +34,7 @@ from steppe.config.study import (
 from steppe.config.toml import dump_toml, leaves, load_run_config, merge, parse, read_toml
 
 __all__ = [
+    "METHODS",
     "MINIMIZER_DEFAULTS",
     "OBJECTIVE_DEFAULTS",
     "OF_THE_STUDY",
@@ -45,6 +45,7 @@ __all__ = [
     "ClaimConfig",
     "DataConfig",
     "MeasureConfig",
+    "Method",
     "MinimizerConfig",
     "ModelConfig",
     "ObjectiveConfig",

@@ -15,23 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from steppe.config.minimizer import MinimizerConfig
 from steppe.config.objective import ObjectiveConfig, check_objective
 from steppe.config.section import Section, refuse_foreign, with_defaults
 from steppe.config.spelling import spell_data, spell_model
-
-MINIMIZER_DEFAULTS: dict[str, dict[str, float | str]] = {
-    "base": {},
-    "sam": {"rho": 0.05},
-    "asam": {"rho": 0.5, "eta": 0.01, "scaling": "weights"},
-    "looksam": {"rho": 0.05, "k": 5, "alpha": 0.1},
-    "esam": {"rho": 0.05, "beta": 0.6, "gamma": 0.5},
-    "msam": {"rho": 3.0},
-    "gsam": {"rho": 0.05, "alpha": 0.4},
-    "fsam": {"rho": 0.05, "sigma": 1.0, "lam": 0.6},
-    "samon": {"rho": 0.5},
-    "aesam": {"rho": 0.05},
-}
-"""What each minimizer's own options are when the user does not say; written out in full in `config.toml`."""
 
 OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool | str]] = {
     "sgd": {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "decay_norms": True},
@@ -48,7 +35,7 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool | str]] = {
         "iterations": 5,
     },
 }
-"""Likewise for the base optimizers."""
+"""What each base optimizer's own options are when the user does not say; written out in full in `config.toml`."""
 
 
 class DataConfig(Section):
@@ -148,103 +135,6 @@ class ModelConfig(Section):
         return self
 
 
-class MinimizerConfig(Section):
-    """Where the gradient is taken."""
-
-    name: Literal["base", "sam", "asam", "looksam", "esam", "msam", "gsam", "fsam", "samon", "aesam"] = Field(
-        "base", description="base (the optimizer alone), sam, asam, or a relative: `steppe minimizers` lists them"
-    )
-    rho: float | None = Field(
-        None,
-        ge=0,
-        description="radius of the perturbation; default: 0.05; 0.5 for asam and samon, 3 for msam (0.3 over Adam)",
-    )
-    eta: float | None = Field(None, ge=0, description="asam: added to |w| in its scaling; default: 0.01")
-    scaling: Literal["weights", "all", "layer"] | None = Field(
-        None, description="asam: what its scaling acts on, weights, all or layer; default: weights, as the authors'"
-    )
-    k: int | None = Field(None, ge=1, description="looksam: every k-th step is sharp; default: 5")
-    alpha: float | None = Field(
-        None,
-        ge=0,
-        description="looksam: weight of the sharp part it reuses; gsam: of closing the gap; default: 0.1 and 0.4",
-    )
-    beta: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="esam's β: share of the parameter tensors that are perturbed, drawn at each step; default: 0.6",
-    )
-    gamma: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="esam's γ: share of the batch in the second gradient, those whose loss rose most; default: 0.5",
-    )
-    sigma: float | None = Field(None, ge=0, description="fsam: share of the average taken off; default: 1")
-    lam: float | None = Field(None, ge=0, lt=1, description="fsam: decay of the average gradient; default: 0.6")
-    rho_final: float | None = Field(
-        None, ge=0, le=1, description="rho falls along a cosine to this share of itself; default: it stays"
-    )
-    ascent_fraction: float | None = Field(
-        None, gt=0, le=1, description="take the first gradient on this share of the batch; default: all of it"
-    )
-    m: int | None = Field(
-        None, gt=0, description="m-sharpness: one perturbation for each m examples; default: one for the batch"
-    )
-    per_rank: bool = Field(False, description="many processes: one perturbation for each, from its share of the batch")
-    sharp_every: int | None = Field(None, gt=0, description="only every k-th step is sharp; default: each")
-    sharp_last: float | None = Field(
-        None, gt=0, le=1, description="only this last share of the budget is sharp; default: all of it"
-    )
-    replay_rng: bool = Field(False, description="draw the same dropout masks in both passes")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, values: Any) -> Any:
-        return with_defaults(values, MINIMIZER_DEFAULTS, cls.model_fields["name"].default)
-
-    @model_validator(mode="after")
-    def _only_own_options(self) -> Self:
-        refuse_foreign(self, self.name, MINIMIZER_DEFAULTS)
-        if self.sharp_every and self.sharp_last:
-            raise ValueError("sharp_every and sharp_last are two schedules; give one")
-        no_first_pass = {"base": self._SHARP_ONLY, "msam": ("ascent_fraction", "m", "replay_rng")}
-        for key in no_first_pass.get(self.name, ()):
-            if getattr(self, key) not in (None, False):
-                raise ValueError(f"{key} means nothing to {self.name!r}: it has no second pass")
-        if self.name == "gsam" and self.rho_final is not None:
-            raise ValueError("gsam's rho follows the learning rate by itself")
-        if self.name in ("looksam", "aesam") and (self.sharp_every or self.sharp_last):
-            raise ValueError(f"{self.name!r} decides by itself which steps are sharp")
-        if self.per_rank and (self.m or self.name not in ("sam", "asam", "samon")):
-            raise ValueError("per_rank is for sam, asam and samon, without m")
-        if self.m and self.name not in ("sam", "asam", "samon"):
-            raise ValueError(f"m-sharpness is for sam, asam and samon, not {self.name!r}")
-        if self.m and self.ascent_fraction:
-            raise ValueError("m and ascent_fraction both divide the batch; give one")
-        return self
-
-    _SHARP_ONLY: ClassVar = ("rho_final", "ascent_fraction", "m", "per_rank", "sharp_every", "sharp_last", "replay_rng")
-
-    @property
-    def expected_gradients(self) -> float:
-        """About how many batch gradients a step costs, for estimates and progress; a run counts its own."""
-        if self.name in ("base", "msam"):
-            return 1.0
-        second = self.ascent_fraction or 1.0
-        if self.name == "esam":
-            second = 1 / 3 + (self.gamma or 1.0)
-        return 1 + second * self.sharp_share
-
-    @property
-    def sharp_share(self) -> float:
-        """About which share of the steps makes two passes."""
-        if self.name in ("base", "msam"):
-            return 0.0
-        return 0.5 if self.name == "aesam" else self.sharp_last or 1 / (self.sharp_every or self.k or 1)
-
-
 class OptimizerConfig(Section):
     """The base optimizer, which the minimizer wraps."""
 
@@ -308,8 +198,19 @@ class ScheduleConfig(Section):
     )
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the budget with a linearly rising rate")
     final: float = Field(0.0, ge=0, le=1, description="cosine and linear: the last rate, as a share of the peak")
+    hold: float = Field(
+        0.0, ge=0, lt=1, description="cosine and linear: share of the budget at the end that keeps the last rate"
+    )
     drop_every: float = Field(1 / 3, gt=0, le=1, description="step: share of the budget between two drops")
     gamma: float = Field(0.1, gt=0, le=1, description="step: factor of each drop")
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.hold and self.name not in ("cosine", "linear"):
+            raise ValueError(f"hold means nothing to {self.name!r}: it belongs to cosine and linear")
+        if self.warmup + self.hold >= 1:
+            raise ValueError("warmup and hold are shares of one budget, and leave nothing of it")
+        return self
 
 
 class AugmentConfig(Section):
@@ -406,6 +307,22 @@ class RunConfig(Section):
         lt=1,
         description="average the weights with this decay, such as 0.999, and evaluate and keep the average",
     )
+    swa: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="average the weights at the ends of the epochs in this last share of the budget, such as 0.25",
+    )
+    lookahead: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Lookahead: slow weights go this share of the way to the trained ones, and training goes on there",
+    )
+    lookahead_every: int | None = Field(None, gt=0, description="lookahead: steps between two moves; default: 5")
+    lookahead_ramp: bool = Field(
+        False, description="lookahead: let the share fall from 1 to this, with the cube of the spent budget"
+    )
     patience: int | None = Field(None, gt=0, description="stop after so many epochs without a better validation loss")
     sigmoid_loss: bool = Field(False, description="a sigmoid for every class instead of a softmax")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over all classes")
@@ -452,7 +369,7 @@ class RunConfig(Section):
             "minimizer": self.minimizer.name != "base",
             "objective": bool(self.objective.name),
             "augment": self.augment.model_copy(update={"flip": False}) != AugmentConfig(),
-            "ema": self.ema is not None,
+            **{key: getattr(self, key) is not None for key in self._AVERAGES},
             "accumulate": self.accumulate is not None,
             "sigmoid_loss": self.sigmoid_loss,
             "label_smoothing": self.label_smoothing > 0,
@@ -462,6 +379,17 @@ class RunConfig(Section):
         if names := ", ".join(name for name, is_changed in changed.items() if is_changed):
             raise ValueError(f"mode 'probe' solves a logistic regression, to which {names} means nothing")
         return self
+
+    @model_validator(mode="after")
+    def _one_average(self) -> Self:
+        given = [key for key in self._AVERAGES if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise ValueError(f"a run keeps one average of its weights, but {' and '.join(given)} are given")
+        if self.lookahead is None and (self.lookahead_every or self.lookahead_ramp):
+            raise ValueError("lookahead_every and lookahead_ramp mean nothing without lookahead")
+        return self
+
+    _AVERAGES: ClassVar = ("ema", "swa", "lookahead")
 
     @model_validator(mode="after")
     def _patience_needs_validation(self) -> Self:

@@ -8,10 +8,10 @@ from .batch import Batch
 from .captured import CapturedStep
 from .cheap import AESAM, ESAM, MSAM, LookSAM
 from .engine import Minimizer
-from .methods import ASAM, FSAM, GSAM, SAM, SAMON, Base
+from .methods import ASAM, FSAM, GSAM, LESAM, SAM, SAMON, Base
 from .muon import Muon
 from .options import Kind
-from .registry import METHODS, Method, create
+from .registry import METHODS, create, defaults_of
 from .schedules import Always, Every, GradientNorm, Last
 from .statistics import RunningStatistics, reestimate_batchnorm
 
@@ -21,6 +21,7 @@ __all__ = [
     "ESAM",
     "FSAM",
     "GSAM",
+    "LESAM",
     "METHODS",
     "MSAM",
     "SAM",
@@ -34,10 +35,10 @@ __all__ = [
     "Kind",
     "Last",
     "LookSAM",
-    "Method",
     "Minimizer",
     "Muon",
     "RunningStatistics",
     "create",
+    "defaults_of",
     "reestimate_batchnorm",
 ]

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cheap import ESAM
 from .engine import Minimizer
 
 
@@ -17,8 +16,9 @@ def check_capturable(minimizer: Minimizer) -> None:
     Args:
         minimizer: that is to be captured.
     """
-    if isinstance(minimizer, ESAM) and minimizer.replay is not None:
-        raise ValueError("esam's passes see different examples: replay_rng cannot be captured with it")
+    if minimizer.chooses_examples and minimizer.replay is not None:
+        name = minimizer.name
+        raise ValueError(f"{name}'s passes see different examples: replay_rng cannot be captured with it")
     if minimizer.m is not None:
         raise ValueError(f"a captured step has one perturbation for its batch; m={minimizer.m!r} is not supported")
     if hasattr(minimizer.model, "no_sync") or any(block.distributed for block in minimizer.blocks):

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from . import vectors
 from .capturable import check_capturable, check_state, make_capturable, settings_of
-from .cheap import ESAM
 from .compiling import EagerBatch, LossFunction, bind, compile_loss
 from .engine import Minimizer
 from .fused import FusedPerturbation, can_fuse
@@ -79,7 +78,7 @@ class CapturedStep:
             raise ValueError(f"a recording needs at least 2 steps before it, to make state and tables, not {warmup}")
         if attack is not None and minimizer.ascent_fraction is not None:
             raise ValueError("an attack needs the first gradient of every example: ascent_fraction leaves some out")
-        if attack is not None and (self._looks(minimizer) or isinstance(minimizer, ESAM)):
+        if attack is not None and (self._looks(minimizer) or minimizer.chooses_examples):
             raise ValueError(f"an attack needs a second pass of the whole batch, and {minimizer.name} may leave it out")
         if not 1 <= parts <= len(inputs[0]):
             raise ValueError(f"a batch of {len(inputs[0])} cannot be run in {parts} parts")
@@ -117,8 +116,7 @@ class CapturedStep:
             self._refresh_numbers()
         self.forget()
         self.second = SecondSet(minimizer, self.model)
-        subset = isinstance(minimizer, ESAM) and minimizer.beta < 1.0
-        self.mask = torch.ones(len(minimizer.parameters), device=self.device) if subset else None
+        self.mask = torch.ones(len(minimizer.parameters), device=self.device) if minimizer.draws_subset else None
         if can_fuse(minimizer) and not isinstance(minimizer.perturbation, FusedPerturbation):
             minimizer.perturbation = FusedPerturbation(minimizer.perturbation)
 
@@ -171,7 +169,6 @@ class CapturedStep:
         """Bring the coming step's subset of the tensors to the device, without waiting for it."""
         if self.mask is None:
             return
-        assert isinstance(self.minimizer, ESAM)
         there = {i for i, twin in enumerate(self.second.parameters) if twin is not None}
         chosen = torch.tensor(self.minimizer.subset(there), dtype=self.mask.dtype)
         self.mask.copy_(chosen.pin_memory() if self.captured else chosen, non_blocking=True)
@@ -242,14 +239,14 @@ class CapturedStep:
         )
 
     def _choose(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """ESAM: the examples whose loss rose most, found by a forward pass at the perturbed weights."""
-        minimizer = self.minimizer
-        if not isinstance(minimizer, ESAM) or minimizer.gamma == 1.0:
+        """Choose the examples whose loss rose most, by a forward pass at the perturbed weights (ESAM)."""
+        if not self.minimizer.chooses_examples:
             return inputs
         after = _joined([self._call(part)[1] for part, _ in self._divide(inputs)])
         if after is None or self.each is None:
-            raise ValueError("esam chooses examples by their losses: let the loss return one for each (no mean)")
-        count, _ = minimizer.second_share(len(inputs[0]))
+            name = self.minimizer.name
+            raise ValueError(f"{name} chooses examples by their losses: let the loss return one for each (no mean)")
+        count, _ = self.minimizer.second_share(len(inputs[0]))
         chosen = (after - self.each).topk(count).indices
         return tuple(torch.empty_like(tensor[:count]).copy_(tensor[chosen]) for tensor in inputs)
 
@@ -297,15 +294,11 @@ class CapturedStep:
         """Perturbed weights go to the second set, and the statistics need no saving."""
         minimizer = self.minimizer
         statistics, minimizer.statistics = minimizer.statistics, RunningStatistics(None)
-        minimizer.perturbed_copy = self.second.parameters
-        if isinstance(minimizer, ESAM):
-            minimizer.mask = self.mask
+        minimizer.perturbed_copy, minimizer.mask = self.second.parameters, self.mask
         try:
             yield
         finally:
-            minimizer.statistics, minimizer.perturbed_copy = statistics, None
-            if isinstance(minimizer, ESAM):
-                minimizer.mask = None
+            minimizer.statistics, minimizer.perturbed_copy, minimizer.mask = statistics, None, None
 
     def _uncaptured(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """A batch of another shape: the same method, eagerly."""
@@ -318,9 +311,7 @@ class CapturedStep:
 
     def _spent(self, kind: Kind, sharp: bool) -> float:
         own = self.attack is not None and not (kind.first and kind.second)
-        second = float(sharp)
-        if sharp and isinstance(self.minimizer, ESAM):
-            _, second = self.minimizer.second_share(len(self.inputs[0]))
+        second = self.minimizer.second_share(len(self.inputs[0]))[1] if sharp else 0.0
         return self.minimizer._first_share(kind) + second + float(own)
 
     # -- recording ----------------------------------------------------------------------------------------------

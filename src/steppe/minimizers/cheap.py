@@ -18,6 +18,7 @@ from .batch import Examples, require_batch
 from .engine import Minimizer
 from .methods import SAM
 from .options import PLAIN, SHARP, Kind, Options, ScaledOptions
+from .perturbation import Length
 from .schedules import GradientNorm
 from .vectors import Vector
 
@@ -119,7 +120,7 @@ class MSAM(Minimizer):
         """One pass, at the perturbed weights."""
         return MOMENTUM if self.schedule(self.step_count) else PLAIN
 
-    def direction(self, gradient: Vector) -> tuple[Vector, float]:
+    def direction(self, gradient: Vector) -> tuple[Vector, Length]:
         """Against the base optimizer's momentum; nothing before its first step."""
         held = [self.state.get(parameter, {}) for parameter in self.parameters]
         momentum = [next((values[key] for key in self.moments if key in values), None) for values in held]
@@ -160,14 +161,22 @@ class ESAM(SAM):
         if self.ascent_fraction is not None:
             raise ValueError("esam compares all examples' losses before and after: it takes no ascent_fraction")
         self.beta, self.gamma = beta, gamma
-        self.mask: Tensor | None = None
-        """One number a tensor, 1 if it is in the subset: a captured step keeps it on the device and fills it."""
         alone = not (dist.is_available() and dist.is_initialized())
         self.seed = torch.initial_seed() % 2**32 if alone else 0
 
-    def direction(self, gradient: Vector) -> tuple[Vector, float]:
+    @property
+    def draws_subset(self) -> bool:
+        """Unless all tensors are in it."""
+        return self.beta < 1.0
+
+    @property
+    def chooses_examples(self) -> bool:
+        """Unless all examples are chosen."""
+        return self.gamma < 1.0
+
+    def direction(self, gradient: Vector) -> tuple[Vector, Length]:
         """The gradient on a random subset of the tensors."""
-        if self.beta == 1.0:
+        if not self.draws_subset:
             return gradient, 1.0
         if self.mask is not None:
             there = [(g, weight) for g, weight in zip(gradient, self.mask, strict=True) if g is not None]
@@ -177,11 +186,7 @@ class ESAM(SAM):
         return [g if chosen[i] else None for i, g in enumerate(gradient)], 1.0 / self.beta
 
     def subset(self, there: set[int]) -> list[bool]:
-        """Which tensors the coming step perturbs: drawn on the host, and never none.
-
-        Args:
-            there: numbers of the tensors that have a gradient.
-        """
+        """Each tensor with probability β, by the seed and the number of the step."""
         generator = torch.Generator().manual_seed(self.seed + self.step_count)
         draws = torch.rand(len(self.parameters), generator=generator).tolist()
         open_to_it = {i for block in self.blocks if block.perturbed for i in block.members if i in there}
@@ -190,7 +195,7 @@ class ESAM(SAM):
 
     def select(self, closure: Any) -> tuple[Examples, float] | None:
         """The examples whose loss rose most."""
-        if self.gamma == 1.0:
+        if not self.chooses_examples:
             return None
         batch = require_batch(closure, "esam's choice of examples", "latest", "score")
         before = batch.latest
@@ -202,15 +207,15 @@ class ESAM(SAM):
         return rise.topk(count).indices, cost
 
     def second_share(self, size: int) -> tuple[int, float]:
-        """How many of a batch's examples make the second gradient, and what that costs, the choosing included.
-
-        Args:
-            size: the number of examples in the batch.
-        """
-        if self.gamma == 1.0:
+        """The share γ, after a forward pass of the whole batch."""
+        if not self.chooses_examples:
             return size, 1.0
         count = max(1, round(self.gamma * size))
         return count, FORWARD_COST + count / size
+
+    def highest_cost(self, kind: Kind) -> float:
+        """With the forward pass that chooses the examples."""
+        return super().highest_cost(kind) + (FORWARD_COST + self.gamma - 1.0) * (kind.second and self.chooses_examples)
 
 
 class AESAM(SAM):

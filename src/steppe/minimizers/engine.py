@@ -24,7 +24,7 @@ from .checks import check_closure, check_groups, check_loss, check_numbers, chec
 from .micro_batches import micro_passes
 from .options import PLAIN, Kind
 from .parameters import Filter
-from .perturbation import Perturbation
+from .perturbation import Length, Perturbation
 from .precision import Unscaling
 from .schedules import Always, GradientNorm, Schedule
 from .state import load, state_of
@@ -67,6 +67,8 @@ class Minimizer(Wrapper):
     """Hyper-parameters of the method besides ρ and η."""
     seed: int = 0
     """What a method's own draws follow from, with the number of the step (ESAM)."""
+    mask: Tensor | None = None
+    """One number a tensor, 1 where it is in the step's subset: a captured step fills it on the device."""
 
     def __init__(
         self,
@@ -113,8 +115,8 @@ class Minimizer(Wrapper):
         """The kind of the coming step, decided on the host."""
         return PLAIN
 
-    def direction(self, gradient: Vector) -> tuple[Vector, float]:
-        """Direction of the perturbation and its length in units of ρ (negative: against it).
+    def direction(self, gradient: Vector) -> tuple[Vector, Length]:
+        """Direction of the perturbation and its length in units of ρ (negative: against it; or by the norm).
 
         The first gradient may be overwritten and returned, unless `keeps_first`.
         """
@@ -126,9 +128,43 @@ class Minimizer(Wrapper):
     def move_radius(self) -> None:
         """Set the radius before a step, for methods that schedule it themselves."""
 
+    @property
+    def draws_subset(self) -> bool:
+        """Whether a step perturbs a random subset of the tensors; `subset` tells which."""
+        return False
+
+    def subset(self, there: set[int]) -> list[bool]:
+        """Which tensors the coming step perturbs: drawn on the host, and never none.
+
+        Args:
+            there: numbers of the tensors that have a gradient.
+        """
+        return [True] * len(self.parameters)
+
+    @property
+    def chooses_examples(self) -> bool:
+        """Whether the second pass sees chosen examples; `select` chooses them."""
+        return False
+
+    def second_share(self, size: int) -> tuple[int, float]:
+        """How many of a batch's examples make the second gradient, and what that costs, the choosing included.
+
+        Args:
+            size: the number of examples in the batch.
+        """
+        return size, 1.0
+
     def select(self, closure: Any) -> tuple[Examples, float] | None:
         """Examples for the second pass, and its cost with the choosing; None: the whole batch."""
         return None
+
+    def highest_cost(self, kind: Kind) -> float:
+        """Return the most that a step of this kind costs, in gradients of a whole batch.
+
+        Args:
+            kind: of the step.
+        """
+        return self._first_share(kind) + kind.second
 
     # -- a step -------------------------------------------------------------------------------------------------
 
@@ -290,7 +326,7 @@ class Minimizer(Wrapper):
         squared = vectors.squared_norm(self.blocks, gradient)
         return squared is not None and self.schedule.observe(self.step_count, squared)
 
-    def _move(self, direction: Vector, length: float, consume: bool) -> None:
+    def _move(self, direction: Vector, length: Length, consume: bool) -> None:
         out = self.perturbed_copy
         if out is None:
             if self._snapshot is None:

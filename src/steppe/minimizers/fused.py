@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .perturbation import Perturbation
+from .perturbation import Length, Perturbation
 from .vectors import Block, Vector, pick
 
 try:
@@ -59,7 +59,7 @@ class FusedPerturbation(Perturbation):
         out: Vector,
         *,
         scaling: str,
-        length: float = 1.0,
+        length: Length = 1.0,
         consume: bool = False,
     ) -> None:
         """Write parameters + length · ε to `out`."""
@@ -111,7 +111,7 @@ def _steps(tensor: Tensor) -> list[int]:
 def _launch(
     rows: list[tuple[Tensor, Tensor, Tensor, bool, int]],
     groups: list[dict[str, Any]],
-    length: float,
+    length: Length,
     owner: FusedPerturbation,
 ) -> None:
     device = rows[0][0].device
@@ -125,4 +125,7 @@ def _launch(
     grid = (len(chunks),)
     kernels.sum_of_squares[grid](tensor_table, chunk_table, numbers, partial, CHUNK=CHUNK, BLOCK=BLOCK)
     total = partial.sum()
+    if callable(length):  # a number for the kernel, and the rest into the radii
+        numbers[::2] *= length(total.sqrt())
+        length = 1.0
     kernels.displace[grid](tensor_table, chunk_table, numbers, total, length, CHUNK=CHUNK, BLOCK=BLOCK)

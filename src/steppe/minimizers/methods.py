@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from . import vectors
 from .engine import Minimizer
 from .options import PLAIN, SHARP, Kind, Options, ScaledOptions
+from .perturbation import Length
 from .schedules import set_scalar
 from .vectors import Vector
 from .wrapper import fill
@@ -196,7 +197,7 @@ class FSAM(SAM):
         """`lam` is λ, the average's memory."""
         Minimizer.__init__(self, base, rho=rho, sigma=sigma, lam=lam, **options)
 
-    def direction(self, gradient: Vector) -> tuple[Vector, float]:
+    def direction(self, gradient: Vector) -> tuple[Vector, Length]:
         """The gradient less its running average, which then takes the gradient in."""
         average, count = self.average("gradient"), self.average("gradients")
         for block in self.blocks:
@@ -215,6 +216,41 @@ class FSAM(SAM):
             torch._foreach_addcmul_(means, steps, list(share.unbind()))
             torch._foreach_add_(counts, 1.0)
         return gradient, 1.0
+
+
+class LESAM(SAM):
+    """Loss-equated SAM: the radius makes the loss rise by about σ, whatever the gradient's norm. Cost 2.
+
+    ε = ρ_t · g(w) / ‖g(w)‖ with ρ_t = min(σ / ‖g(w)‖, ρ): to first order the loss rises by σ. Under a scaling T both
+    norms are those of T g.
+
+    Wang, Liu, Xie, Gao, "Fix the Loss, Not the Radius: Rethinking the Adversarial Perturbation of Sharpness-Aware
+    Minimization", ICML 2026 (arXiv:2605.10183). Published for ResNet-18 on CIFAR-100: σ = 0.35 without a limit on the
+    radius; the authors' code has ρ = 0.3 by default. There σ rises from 0 in the first twentieth of the training and
+    falls to 0 along a cosine in the last fifth. `steppe train` does so; elsewhere set `sigma` in the groups.
+    """
+
+    name = "lesam"
+    own_numbers = ("sigma",)
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: float | Tensor = 0.3,
+        sigma: float | Tensor = 0.35,
+        **options: Unpack[ScaledOptions],
+    ) -> None:
+        """`rho` is the largest radius."""
+        Minimizer.__init__(self, base, rho=rho, sigma=sigma, **options)
+
+    def direction(self, gradient: Vector) -> tuple[Vector, Length]:
+        """The gradient, at the length that its norm allows."""
+        return gradient, self._length
+
+    def _length(self, norm: Tensor) -> Tensor:
+        """min(σ / (ρ ‖g‖), 1), with σ and ρ of the first group."""
+        group = self.param_groups[0]
+        return (group["sigma"] * vectors.guarded_reciprocal(norm * group["rho"])).clamp(max=1.0)
 
 
 def _take_out(gradients: list[Tensor], means: list[Tensor], counts: list[Tensor], lam: float) -> None:

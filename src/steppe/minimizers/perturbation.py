@@ -15,12 +15,16 @@ The radius does not carry over from one preset to another.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .vectors import Block, Vector, add_over_blocks, as_scalar, copy_, guarded_reciprocal, norms, pick
+
+Length = float | Callable[[Tensor], Tensor]
+"""Length of a perturbation in units of ρ: a number, or a function of ‖T d‖."""
 
 
 class Perturbation:
@@ -58,7 +62,7 @@ class Perturbation:
         out: Vector,
         *,
         scaling: str,
-        length: float = 1.0,
+        length: Length = 1.0,
         consume: bool = False,
     ) -> None:
         """Write parameters + length · ε to `out`.
@@ -83,7 +87,8 @@ class Perturbation:
         total = add_over_blocks((move.block, move.squared) for move in moves)
         if total is None:
             return
-        inverse = length * guarded_reciprocal(total.sqrt())
+        norm = total.sqrt()
+        inverse = (length(norm) if callable(length) else length) * guarded_reciprocal(norm)
         for move in moves:
             factor = inverse * groups[move.block.group]["rho"]
             if move.block.dtype == torch.float16:  # the factor may lie outside of its range: two roots do not

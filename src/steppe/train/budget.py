@@ -32,10 +32,8 @@ def next_cost(config: RunConfig, minimizer: Minimizer) -> float:
         config: the run, or one stage of it.
         minimizer: which is to make the step.
     """
-    kind, own = minimizer.kind(), config.minimizer
-    if own.name == "esam" and kind.second:
-        return 1 + 1 / 3 + (own.gamma or 1.0)
-    gradients = (own.ascent_fraction or 1.0) * kind.first + 1.0 if kind.second else 1.0
+    kind = minimizer.kind()
+    gradients = minimizer.highest_cost(kind)
     if config.objective.name == "adversarial" and not (kind.first and kind.second):
         gradients += 1.0
     return gradients * (2 if config.objective.name == "contrastive" else 1)

@@ -28,7 +28,7 @@ from steppe.models import place
 from steppe.models.build import PHOTO_SIDE
 from steppe.runs import Observer, Run
 from steppe.train import distributed
-from steppe.train.averaging import WeightAverage
+from steppe.train.averaging import WeightAverage, choose_policy
 from steppe.train.budget import check_budget, next_cost, spent_share, total_epochs
 from steppe.train.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from steppe.train.contrastive import plan_stages, put_classifier, put_projection
@@ -38,7 +38,7 @@ from steppe.train.features import Features, find_body
 from steppe.train.judging import autocast, measure, measure_contrast, measure_splits
 from steppe.train.objectives import make_objective
 from steppe.train.resumption import put_state, state_of
-from steppe.train.schedules import lr_factor
+from steppe.train.schedules import lr_factor, radius_factor
 from steppe.train.setup import build_minimizer, build_model
 from steppe.train.steps import CompiledStep, EagerStep
 from steppe.train.tally import Clock, Tally
@@ -116,8 +116,11 @@ class Training:
         self.minimizer: Minimizer = build_minimizer(config, self.network, lambda: self.share)
         self.minimizer.gradient_evaluations = spent
         self.objective = make_objective(config, self.loader, self.dataset)
-        self.peaks = [{key: float(group[key]) for key in ("lr", "rho")} for group in self.minimizer.param_groups]
-        self.average = WeightAverage(self.model, config.ema) if config.ema else None
+        self.radius = "sigma" if config.minimizer.name == "lesam" else "rho"
+        keys = ("lr", self.radius)
+        self.peaks = [{key: float(group[key]) for key in keys} for group in self.minimizer.param_groups]
+        policy = choose_policy(config)
+        self.average = WeightAverage(self.model, policy) if policy else None
         self.best_val, self.stale_epochs = math.inf, 0
 
     def _prepare_step(self) -> None:
@@ -188,6 +191,8 @@ class Training:
                 self.raise_interrupted()
         self.clock.stop()
         self._check_finite()
+        if self.average:
+            self.average.after_epoch(self._stage_share())
         self._record_epoch()
         over, stopping = self._over(), self.ranks.any(self.stop.is_set())
         if self.ranks.any(over or stopping or self._save_is_due()):
@@ -210,7 +215,7 @@ class Training:
         loss, hits, seen = self.step(*inputs)
         self.clock.leave_out(self.step.compile_s - compiled_s)  # compiling is told apart
         if self.average:
-            self.average.update()
+            self.average.after_step(self.share)
         count = self.ranks.count
         self.tally.add(self.steps, self.ranks.sum(loss) / count, self.ranks.sum(hits), seen * count)
         self.steps += 1
@@ -218,13 +223,14 @@ class Training:
     def _set_rates(self) -> None:
         share = self._stage_share()
         factor = lr_factor(self.config.schedule, share)
-        optimizer, final = self.stage.config.optimizer, self.stage.config.minimizer.rho_final
+        radius = radius_factor(self.stage.config.minimizer, share)
+        optimizer = self.stage.config.optimizer
         assert optimizer.lr is not None
         self.lr = optimizer.lr * factor
         for group, peak in zip(self.minimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak["lr"] * factor
-            if final is not None:
-                group["rho"] = peak["rho"] * (final + (1 - final) * (1 + math.cos(math.pi * share)) / 2)
+            if radius is not None:
+                group[self.radius] = peak[self.radius] * radius
 
     def _record_epoch(self) -> None:
         classifies = self.stage.config.objective.name != "contrastive"
@@ -266,7 +272,8 @@ class Training:
         """Inside, the model has the weights that count: unperturbed, and averaged where an average is kept."""
         self.ranks.share_buffers(self.model)
         with self.minimizer.unperturbed(), self.average.in_place() if self.average else nullcontext():
-            if self.average or self.stage.config.minimizer.name == "msam":  # BatchNorm knows other weights' statistics
+            averaged = self.average is not None and self.average.taken > 0
+            if averaged or self.stage.config.minimizer.name == "msam":  # BatchNorm knows other weights' statistics
                 torch.manual_seed(derive_seed(self.config.seed, "statistics", self.steps))
                 some = (self.loader.batch(0, index)[0] for index in range(min(20, len(self.loader))))
                 with torch.no_grad():

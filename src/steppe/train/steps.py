@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from steppe.config import RunConfig
 from steppe.errors import ran_out_of_memory
-from steppe.minimizers import ESAM, Batch, CapturedStep, Minimizer, RunningStatistics
+from steppe.minimizers import Batch, CapturedStep, Minimizer, RunningStatistics
 from steppe.train.objectives import Inputs, Objective
 
 
@@ -100,7 +100,7 @@ class CompiledStep:
         parts = min(parts or config.accumulate or 1, len(inputs[0]))
         hits = torch.zeros(3 * parts, dtype=torch.int64, device=inputs[0].device)  # a step has three passes at most
         self.hits = hits
-        chooses = isinstance(minimizer, ESAM)
+        chooses = minimizer.chooses_examples
 
         def loss(network: nn.Module, *inputs: Tensor) -> Tensor:
             losses, hit = objective.losses(network, *inputs)
