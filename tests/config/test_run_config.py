@@ -79,6 +79,10 @@ CHANGES = {
     "optimizer.decay_norms": True,
     "optimizer.layer_decay": 0.75,
     "optimizer.head_lr_factor": 10.0,
+    "optimizer.rest": "sgd",
+    "optimizer.rest_lr": 0.1,
+    "optimizer.iterations": 3,
+    "optimizer.hold_norm": True,
     "objective.name": "adversarial",
     "objective.epsilon": 4.0,
     "objective.attack_step": 1.0,
@@ -94,6 +98,7 @@ CHANGES = {
     "schedule.drop_every": 0.5,
     "schedule.gamma": 0.5,
     "augment.crop_padding": 1,
+    "augment.crop_reflect": True,
     "augment.resized_crop": 0.08,
     "augment.flip": True,
     "augment.alternate_flip": True,
@@ -128,6 +133,8 @@ def test_every_key_is_covered_by_the_hash_test():
 def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
     section, _, last = key.rpartition(".")
     start = {"optimizer": {"name": "sgd"}} if key in ("optimizer.momentum", "optimizer.nesterov") else {}
+    if section == "optimizer" and last in ("rest", "rest_lr", "iterations", "hold_norm"):
+        start = {"optimizer": {"name": "muon"}}
     if section == "minimizer" and last != "name":
         owners = [name for name, row in MINIMIZER_DEFAULTS.items() if last in row]
         start = {"minimizer": {"name": (owners or ["sam"])[0]}}
@@ -135,6 +142,7 @@ def test_every_key_changes_the_hash_and_survives_toml(key, tmp_path):
         start = {"objective": {"name": next(name for name, row in OBJECTIVE_DEFAULTS.items() if last in row)}}
     needs = {
         "alternate_flip": {"flip": True},
+        "crop_reflect": {"crop_padding": 2},
         "randaugment_magnitude": {"randaugment": 1},
         "mixup_probability": {"mixup": 0.2},
     }
@@ -214,6 +222,9 @@ def test_config_is_frozen():
             "head_lr_factor means nothing to mode 'probe'",
         ),
         ({"budget": {"epochs": 3, "gradient_evaluations": 5}}, "one budget"),
+        ({"optimizer": {"name": "adamw", "hold_norm": True}}, "hold_norm and rest_lr belong to muon"),
+        ({"optimizer": {"name": "sgd", "iterations": 3}}, "iterations means nothing to 'sgd'"),
+        ({"augment": {"crop_reflect": True}}, "crop_reflect means nothing without crop_padding"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr"),
         ({"augment": {"randaugment_magnitude": 9}}, "without randaugment"),
         ({"augment": {"mixup_probability": 0.5}}, "without mixup"),

@@ -56,6 +56,25 @@ def test_shift_gives_every_window_of_the_padded_image():
     assert {bytes(o.contiguous().numpy()) for o in out} == allowed
 
 
+def test_shift_reflects_the_image_at_its_border():
+    images = torch.arange(25, dtype=torch.uint8).view(1, 1, 5, 5).expand(900, 1, 5, 5)
+    out = shift(images, 2, uniform(900, 2), reflect=True)
+    padded = torch.nn.functional.pad(images[:1].float(), (2, 2, 2, 2), mode="reflect")[0, 0].to(torch.uint8)
+    allowed = {bytes(padded[i : i + 5, j : j + 5].contiguous().numpy()) for i in range(5) for j in range(5)}
+    assert {bytes(o.contiguous().numpy()) for o in out} == allowed
+
+
+def test_reflecting_more_than_the_image_is_refused():
+    with pytest.raises(ConfigError, match="reflects 32 pixels"):
+        Augment(dataset(), AugmentConfig(crop_padding=32, crop_reflect=True), CPU)
+
+
+def test_draws_of_an_epoch_do_not_depend_on_its_length():
+    config = AugmentConfig(crop_padding=2)
+    short, long = (Draws(config, 2, 8, 0, CPU, batches=batches) for batches in (3, None))
+    assert torch.equal(short.of(1, 2)[0], long.of(1, 2)[0])
+
+
 def test_flip_mirrors_half_of_the_images():
     data = dataset()
     plain, config = loader(data), AugmentConfig(flip=True)
@@ -459,7 +478,7 @@ EVERYTHING = [
     {"crop_padding": 4, "flip": True},
     {"resized_crop": 0.08, "flip": True, "randaugment": 2, "randaugment_magnitude": 15, "mixup": 0.5},
     {"crop_padding": 4, "flip": True, "autoaugment": "cifar10", "cutout": 8, "cutmix": 1.0},
-    {"crop_padding": 4, "flip": True, "trivialaugment": True, "colour_jitter": 0.3},
+    {"crop_padding": 4, "crop_reflect": True, "flip": True, "trivialaugment": True, "colour_jitter": 0.3},
     {"resized_crop": 0.5, "flip": True, "alternate_flip": True, "colour_jitter": 0.4, "erasing": 0.5, "cutmix": 1.0},
 ]
 

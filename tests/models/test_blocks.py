@@ -20,6 +20,9 @@ CASES = {
     "wrn_16_1": (6, ("stages", "blocks")),
     "resnet50": (16, ("stages", "blocks")),
     "vit_2l_2h_32_free": (2, ("roles", "blocks")),
+    "vit_2l_2h_32_conv": (2, ("roles", "blocks")),
+    "vit_2l_2h_32_mean": (2, ("roles", "blocks")),
+    "cct_2_3x2": (2, ("roles", "blocks")),
     "swin_t_p2": (12, ("roles", "stages", "blocks")),
     "mixer_s_p4": (8, ("roles", "blocks")),
     "r50_vit_s_p16": (12, ("roles", "blocks")),
@@ -114,13 +117,14 @@ def test_a_family_without_names_is_refused():
 
 @pytest.mark.parametrize("name", [name for name in CASES if hasattr(make(name), "group_matcher")])
 def test_depths_are_those_of_timm(name):
-    """But for what timm counts into the head of two families: the norm, or neck, that we give a name of its own."""
+    """But for what timm counts into the head of some families: the norm, or neck, that we give a name of its own."""
     model = make(name)
     names = {id(parameter): key for key, parameter in model.named_parameters()}
     layers = param_groups_layer_decay(model, 0.0, layer_decay=0.5)
     theirs = {names[id(p)]: round(-math.log2(group["lr_scale"])) for group in layers for p in group["params"]}
     theirs |= {key: 1 for key in theirs if name == "tiny_vit_5m_224" and key.startswith("head.norm.")}
     theirs |= {key: 1 for key in theirs if name == "mobilenetv3_small_100" and key.startswith("conv_head.")}
+    theirs |= {key: 1 for key in theirs if key.startswith(("fc_norm.", "attn_pool."))}
     assert count_depths(model) == theirs
 
 

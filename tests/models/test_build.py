@@ -25,7 +25,7 @@ def test_tiny_models_fit_small_images(name, size):
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", [*sorted(TINY_MODELS), "wrn_10_1", "resnet18", "vit_2l_2h_16_p2_free"])
+@pytest.mark.parametrize("name", [*sorted(TINY_MODELS), "wrn_10_1", "resnet18", "vit_2l_2h_16_p2_free", "cct_2_3x1"])
 @pytest.mark.parametrize("rate", ["dropout", "drop_path", "block_dropout", "attention_dropout"])
 def test_rates_reach_the_model_or_are_refused(name, rate):
     torch.manual_seed(0)

@@ -8,15 +8,21 @@ from timm.layers.attention import Attention
 
 from steppe.config import ModelConfig
 from steppe.cost import count_flops
+from steppe.errors import ConfigError
 from steppe.models import SMALL_MODELS, build
 from steppe.models.names import short_name
-from steppe.models.transformers import FreeAttention, fitting_window
+from steppe.models.transformers import CompactBlock, FreeAttention, SequencePool, fitting_window
 
 FAMILIES = [
     "resnet18",
     "wrn_10_2",
     "vit_2l_2h_32_p4",
     "vit_2l_2h_32_p2_free",
+    "vit_2l_2h_32_mlp48_p4",
+    "vit_2l_2h_32_p4_conv",
+    "vit_2l_2h_32_p4_mean",
+    "cct_2_3x1",
+    "cct_2_3x2",
     "swin_t_p2",
     "mixer_s_p4",
     "mixer_2l_32",
@@ -98,6 +104,9 @@ def test_the_model_without_softmax_has_the_same_parameters():
         ("swin_t_p2", 100, 27_574_318),
         ("swin_s_p2", 100, 48_874_942),
         ("vit_ti_p4", 100, 5_380_132),
+        ("vit_7l_12h_384_mlp384", 10, 6_268_810),
+        ("cct_7_3x1", 10, 3_760_139),
+        ("cct_2_3x2", 10, 283_723),
     ],
 )
 def test_parameters_at_32_pixels(name, classes, parameters):
@@ -107,6 +116,38 @@ def test_parameters_at_32_pixels(name, classes, parameters):
 def test_swin_at_224_pixels_is_the_published_one():
     assert count("swin_t_p4") == 28_288_354
     assert count("swin_s_p4") == 49_606_258
+
+
+def test_parameters_of_cct_14_are_the_published_22_million():
+    assert count("cct_14_7x2") == 22_367_273
+
+
+def test_compact_block_normalises_the_tokens_before_its_mlp():
+    torch.manual_seed(0)
+    block = CompactBlock(24, num_heads=3, mlp_ratio=2, qkv_bias=False).double()
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    normalised = block.norm2(x + block.attn(block.norm1(x)))
+    torch.testing.assert_close(block(x), normalised + block.mlp(normalised))
+
+
+def test_sequence_pool_averages_tokens_by_the_softmax_of_their_scores():
+    torch.manual_seed(0)
+    pool, x = SequencePool(8), torch.randn(2, 5, 8)
+    shares = (x @ pool.weight[0] + pool.bias).softmax(1)
+    torch.testing.assert_close(pool(x), torch.einsum("bn,bnd->bd", shares, x))
+
+
+def test_convolutional_stem_makes_the_grid_that_the_patch_says():
+    with torch.device("meta"):
+        model = build(ModelConfig(name="vit_2l_2h_64_p8_conv"), image_size=32, channels=3, classes=10)
+    assert model.patch_embed.grid_size == (4, 4)
+    widths = [layer.conv.out_channels for layer in model.patch_embed.backbone]
+    assert widths == [16, 32, 64]
+
+
+def test_convolutional_stem_refuses_a_patch_that_is_no_power_of_two():
+    with pytest.raises(ConfigError, match="its patch is 2, 4, 8 or 16, not 7"):
+        build(ModelConfig(name="vit_2l_2h_32_p7_conv"), image_size=28, channels=1, classes=10)
 
 
 def test_parameters_of_a_vit_follow_the_formula():
@@ -130,7 +171,20 @@ def test_every_listed_name_can_be_read_and_says_what_it_is():
         assert known.about == about
 
 
-@pytest.mark.parametrize("name", ["resnet19", "wrn_28", "vit_x_p4", "vit_s_p0", "swin_b_p4", "mixer_s", "vit_s_p4_fre"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet19",
+        "cct_5_3x1",
+        "vit_s_p4_mean_conv",
+        "wrn_28",
+        "vit_x_p4",
+        "vit_s_p0",
+        "swin_b_p4",
+        "mixer_s",
+        "vit_s_p4_fre",
+    ],
+)
 def test_what_is_no_short_name_is_not_read(name):
     assert short_name(name) is None
 

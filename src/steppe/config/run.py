@@ -33,12 +33,20 @@ MINIMIZER_DEFAULTS: dict[str, dict[str, float | str]] = {
 }
 """What each minimizer's own options are when the user does not say; written out in full in `config.toml`."""
 
-OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool]] = {
+OPTIMIZER_DEFAULTS: dict[str, dict[str, float | bool | str]] = {
     "sgd": {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "decay_norms": True},
     "adam": {"lr": 1e-3, "weight_decay": 0.0, "decay_norms": False},
     "adamw": {"lr": 1e-3, "weight_decay": 0.05, "decay_norms": False},
     "rmsprop": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9, "decay_norms": False},
     "lamb": {"lr": 5e-3, "weight_decay": 0.02, "decay_norms": False},
+    "muon": {
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+        "momentum": 0.95,
+        "decay_norms": False,
+        "rest": "adamw",
+        "iterations": 5,
+    },
 }
 """Likewise for the base optimizers."""
 
@@ -101,6 +109,14 @@ class ModelConfig(Section):
     )
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic-depth rate")
+    init: Literal["jax", "timm", "torch"] | None = Field(
+        None,
+        description="initial weights of a transformer or mixer: jax (Xavier), timm (normal, 0.02) or torch (torch's "
+        "own for each layer); default: the family's",
+    )
+    pos_embed_std: float | None = Field(
+        None, gt=0, description="standard deviation of initial position embeddings; default: 0.02, and 0.2 for cct"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -127,6 +143,8 @@ class ModelConfig(Section):
             raise ValueError("mode 'last_n_blocks' and last_blocks go together; give both or neither")
         if self.penalty is not None and self.mode != "probe":
             raise ValueError("penalty belongs to mode 'probe'")
+        if self.weights is not None and (self.init or self.pos_embed_std):
+            raise ValueError("init and pos_embed_std draw fresh weights, but trained weights are given; leave out one")
         return self
 
 
@@ -230,16 +248,19 @@ class MinimizerConfig(Section):
 class OptimizerConfig(Section):
     """The base optimizer, which the minimizer wraps."""
 
-    name: Literal["sgd", "adam", "adamw", "rmsprop", "lamb"] = Field(
-        "adamw", description="sgd, adam, adamw, rmsprop or lamb"
+    name: Literal["sgd", "adam", "adamw", "rmsprop", "lamb", "muon"] = Field(
+        "adamw",
+        description="sgd, adam, adamw, rmsprop, lamb, or muon (hidden matrices and convolutions orthogonalised)",
     )
     lr: float | None = Field(
         None, gt=0, description="peak learning rate; default: 0.1 for sgd, 0.005 for lamb, else 0.001"
     )
     weight_decay: float | None = Field(
-        None, ge=0, description="default: 0.0005 for sgd, 0.05 for adamw, 0.02 for lamb, else 0"
+        None, ge=0, description="default: 0.0005 for sgd, 0.05 for adamw and muon, 0.02 for lamb, else 0"
     )
-    momentum: float | None = Field(None, ge=0, lt=1, description="sgd and rmsprop; default: 0.9")
+    momentum: float | None = Field(
+        None, ge=0, lt=1, description="sgd, rmsprop and muon; default: 0.9, 0.95 for muon, which always has Nesterov's"
+    )
     nesterov: bool = Field(False, description="sgd: Nesterov's momentum, a step ahead of the plain one")
     decay_norms: bool = Field(
         False, description="decay biases and the weights of norms too; default: yes for sgd, no for the others"
@@ -254,6 +275,15 @@ class OptimizerConfig(Section):
     head_lr_factor: float | None = Field(
         None, gt=0, description="learning rate of the head as a multiple of lr, such as 10; default: 1"
     )
+    rest: Literal["adamw", "sgd"] | None = Field(
+        None, description="muon: what trains the head, norms, biases and embeddings, adamw or sgd; default: adamw"
+    )
+    rest_lr: float | None = Field(None, gt=0, description="muon: peak learning rate of these; default: lr")
+    iterations: int | None = Field(None, ge=1, le=20, description="muon: Newton-Schulz iterations; default: 5")
+    hold_norm: bool = Field(
+        False,
+        description="muon: keep the norm of each orthogonalised weight; lr is then the share of it that a step changes",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -265,6 +295,8 @@ class OptimizerConfig(Section):
         refuse_foreign(self, self.name, OPTIMIZER_DEFAULTS)
         if self.nesterov and (self.name != "sgd" or not self.momentum):
             raise ValueError("nesterov belongs to sgd with momentum")
+        if self.name != "muon" and (self.hold_norm or self.rest_lr is not None):
+            raise ValueError("hold_norm and rest_lr belong to muon")
         return self
 
 
@@ -284,6 +316,7 @@ class AugmentConfig(Section):
     """Random changes of the training images, in the order of the keys."""
 
     crop_padding: int = Field(0, ge=0, le=64, description="pad by so many pixels, then crop back at a random place")
+    crop_reflect: bool = Field(False, description="crop_padding: pad with the reflected image; default: with black")
     resized_crop: float | None = Field(
         None, gt=0, le=1, description="Inception-style crop: smallest share of the area, such as 0.08; default: off"
     )
@@ -319,6 +352,8 @@ class AugmentConfig(Section):
     def _sensible(self) -> Self:
         if self.randaugment_magnitude is not None and not self.randaugment:
             raise ValueError("randaugment_magnitude means nothing without randaugment, its number of operations")
+        if self.crop_reflect and not self.crop_padding:
+            raise ValueError("crop_reflect means nothing without crop_padding, whose border it fills")
         if self.alternate_flip and not self.flip:
             raise ValueError("alternate_flip means nothing without flip, the mirroring that it arranges")
         if self.mixup_probability is not None and not (self.mixup or self.cutmix):

@@ -60,6 +60,9 @@ class Augment:
             raise ConfigError(f"{dataset.name!r} holds points, not pictures: only mixup changes them", where="augment")
         self.config, self.classes, self.size, self.device = config, len(dataset.classes), dataset.image_size, device
         self._side, self._count = dataset.train.shape[-1], len(dataset.train)
+        if config.crop_reflect and config.crop_padding >= self._side:
+            what = f"crop_padding reflects {config.crop_padding} pixels, and the images have {self._side}"
+            raise ConfigError(what, where="augment.crop_padding", mend=f"take at most {self._side - 1}")
         self.normalise = Normalise(dataset, device)
         at = self.size if config.resized_crop else self._side
         self._policy: RandAugment | AutoAugment | TrivialAugment | None = None
@@ -84,7 +87,8 @@ class Augment:
         """The numbers for batches of `batch_size`, as a call takes them."""
         place = 2 if self.config.crop_padding else 4 if self.config.resized_crop else 0
         mirrors = (place, self._count) if self.config.alternate_flip else None
-        return Draws(self.config, self.columns, batch_size, seed, self.device, view, self._prepare, mirrors)
+        settings = (self.config, self.columns, batch_size, seed, self.device, view, self._prepare, mirrors)
+        return Draws(*settings, batches=self._count // batch_size)
 
     def _prepare(self, draws: torch.Tensor) -> torch.Tensor:
         """Do for many batches at once what depends on the numbers alone: those of a box become the box."""
@@ -123,7 +127,7 @@ class Augment:
         if box is not None:
             images = resize_boxes(images, box, self.size, mirrored)
         elif places is not None or mirrored is not None:
-            images = shift(images, config.crop_padding, places, mirrored)
+            images = shift(images, config.crop_padding, places, mirrored, reflect=config.crop_reflect)
         if self._policy is not None:
             if images.is_floating_point():
                 images = images.round().clamp(0, 255).to(torch.uint8)
@@ -155,10 +159,12 @@ class Draws:
         view: int = 0,
         prepare: Callable[[torch.Tensor], torch.Tensor] | None = None,
         mirrors: tuple[int, int] | None = None,
+        batches: int | None = None,
     ) -> None:
         """Draw for batches of `batch_size`, `columns` numbers an image; move them to `device` and `prepare` them.
 
-        With `mirrors`, the prepared column that decides on mirroring and the number of images, they alternate.
+        With `mirrors`, the prepared column that decides on mirroring and the number of images, they alternate. No more
+        numbers are drawn than an epoch of so many `batches` needs, unless those of mixing follow them in the stream.
         """
         self.prepare = prepare or (lambda draws: draws)
         self.config, self.columns, self.batch_size, self.device = config, columns, batch_size, device
@@ -168,6 +174,7 @@ class Draws:
             coins = np.random.Generator(np.random.Philox(derive_seed(self.seed, "mirror"))).random(mirrors[1])
             self._coins = self._move((coins < 0.5).astype(np.float32))
         self._batches = max(1, min(512, BLOCK // max(1, batch_size * columns)))
+        self._needed = self._batches if config.mixes or not batches else min(self._batches, batches)
         self._block: tuple[int, int] | None = None
         self._draws = self._mixing = torch.empty(0)
 
@@ -176,7 +183,7 @@ class Draws:
         block, place = divmod(index, self._batches)
         if self._block != (epoch, block):
             rng = np.random.Generator(np.random.Philox(derive_seed(self.seed, epoch, block)))
-            draws = rng.random((self._batches, self.batch_size, self.columns), dtype=np.float32)
+            draws = rng.random((self._needed, self.batch_size, self.columns), dtype=np.float32)
             draws.clip(max=BELOW_ONE, out=draws)
             self._draws, self._mixing = self.prepare(self._move(draws)), self._move(self._draw_mixing(rng))
             self._block = epoch, block
@@ -215,15 +222,21 @@ class Draws:
 
 
 def shift(
-    images: torch.Tensor, padding: int, draws: torch.Tensor | None, mirrored: torch.Tensor | None = None
+    images: torch.Tensor,
+    padding: int,
+    draws: torch.Tensor | None,
+    mirrored: torch.Tensor | None = None,
+    *,
+    reflect: bool = False,
 ) -> torch.Tensor:
-    """Pad with black, crop back at a random place and mirror, in one gather.
+    """Pad with black or with the reflected image, crop back at a random place and mirror, in one gather.
 
     Args:
         images: (B, C, H, W).
         padding: pixels on every side.
         draws: (B, 2) uniform numbers for the place; None for no padding.
         mirrored: (B,) of bool, which to mirror.
+        reflect: fill the padding with what lies inside the border, mirrored at it.
     """
     count, channels, height, width = images.shape
     row = torch.arange(height, device=images.device).expand(count, height)
@@ -233,10 +246,19 @@ def shift(
     if draws is not None:
         place = (draws * (2 * padding + 1)).long()
         row, column = row + place[:, :1], column + place[:, 1:]
-        images = F.pad(images, (padding, padding, padding, padding))
+        if reflect:
+            row, column = _reflect(row - padding, height), _reflect(column - padding, width)
+        else:
+            images = F.pad(images, (padding, padding, padding, padding))
     source = row[:, :, None] * images.shape[-1] + column[:, None, :]
     index = source.view(count, 1, -1).expand(-1, channels, -1)
     return images.flatten(2).gather(2, index).view(count, channels, height, width)
+
+
+def _reflect(index: torch.Tensor, length: int) -> torch.Tensor:
+    """Reflect indices outside an axis at its first and last pixel."""
+    last = length - 1
+    return last - (last - index.abs()).abs()
 
 
 def draw_boxes(draws: torch.Tensor, smallest: float, side: int) -> torch.Tensor:

@@ -53,6 +53,10 @@ def find_twin(name: str, model: nn.Module, image_size: int) -> Twin | str:
     if function in (transformers.vit, small.vit):
         if options.pop("free", False):
             return "timm has no attention without softmax"
+        if options.pop("stem", False):
+            return "timm has no ViT with this convolutional stem"
+        if options.pop("mean", False):
+            options |= {"class_token": False, "global_pool": "avg"}
         return Twin(known.twin or "vit_base_patch16_224", options)
     if function in (transformers.swin, SwinTransformer):
         options.pop("weight_init", None)

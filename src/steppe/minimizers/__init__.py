@@ -9,6 +9,7 @@ from .captured import CapturedStep
 from .cheap import AESAM, ESAM, MSAM, LookSAM
 from .engine import Minimizer
 from .methods import ASAM, FSAM, GSAM, SAM, SAMON, Base
+from .muon import Muon
 from .options import Kind
 from .registry import METHODS, Method, create
 from .schedules import Always, Every, GradientNorm, Last
@@ -35,6 +36,7 @@ __all__ = [
     "LookSAM",
     "Method",
     "Minimizer",
+    "Muon",
     "RunningStatistics",
     "create",
     "reestimate_batchnorm",

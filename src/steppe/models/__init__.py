@@ -8,10 +8,12 @@ from steppe.models.folding import fold_batchnorm
 from steppe.models.freezing import freeze_all_but, head_parameters
 from steppe.models.names import SMALL_MODELS
 from steppe.models.normalisation import expected_statistics
+from steppe.models.speed import SpeedNet
 from steppe.models.weights import runs_beside, weights_sha256
 
 __all__ = [
     "SMALL_MODELS",
+    "SpeedNet",
     "activations",
     "blocks",
     "build",

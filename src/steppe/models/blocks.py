@@ -30,6 +30,7 @@ from torch import nn
 from steppe.errors import ConfigError
 from steppe.models.mlp import Perceptron
 from steppe.models.resnet import SmallResNet
+from steppe.models.speed import SpeedNet
 from steppe.models.wide import WideResNet
 
 
@@ -54,6 +55,7 @@ FAMILIES: dict[str, Family] = {
             "stem": r"patch_embed\.backbone\.",
             "embedding": r"(patch_embed\.|cls_token|reg_token|dist_token|pos_embed|norm_pre\.)",
             "norm": r"(norm|fc_norm)\.",
+            "neck": r"attn_pool\.",
             "head": r"head(_dist)?\.",
         },
         {
@@ -107,6 +109,12 @@ FAMILIES: dict[str, Family] = {
         (SmallResNet, WideResNet),
         r"stages\.(?P<stage>\d+)\.(?P<block>\d+)\.",
         {"stem": r"(conv1|bn1|act1)\.", "norm": r"(norm|act)\.", "head": r"head\."},
+        {},
+    ),
+    "SpeedNet": Family(
+        (SpeedNet,),
+        r"groups\.(?P<block>\d+)\.",
+        {"stem": r"whiten\.", "head": r"head\."},
         {},
     ),
     "perceptron": Family(

@@ -17,6 +17,7 @@ from steppe.config import ModelConfig
 from steppe.config.lookup import check_model_name
 from steppe.errors import ConfigError, RunError
 from steppe.models.freezing import apply_mode, zero_head
+from steppe.models.initialisation import initialise
 from steppe.models.names import SMALL_MODELS, short_name
 from steppe.models.normalisation import expected_statistics
 from steppe.models.side_by_side import SideBySide, split_name
@@ -148,6 +149,7 @@ def _make(config: ModelConfig, image_size: int, channels: int, classes: int) -> 
         check_model_name(config.name)
     try:
         model = known.build(**options) if known else _from_timm(timm_name, options)
+        initialise(model, config)
         _forget_biases(model)
         _check_fit(model, image_size, channels, classes)
     except ConfigError:

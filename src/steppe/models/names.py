@@ -1,7 +1,8 @@
 """Short names: a small grammar in which a name is the whole specification.
 
 `vit_s_p4` is a ViT-S over patches of 4 pixels, `wrn_28_10` a wide ResNet of depth 28 and width 10, `vit_6l_8h_384` a
-ViT of 6 layers, 8 heads and width 384, `mixer_9l_384` a Mixer likewise, `mlp_64_64` a perceptron of two hidden layers.
+ViT of 6 layers, 8 heads and width 384, `cct_7_3x1` a Compact Transformer of 7 layers over one 3×3 convolution,
+`mixer_9l_384` a Mixer of 9 layers and width 384, `mlp_64_64` a perceptron of two hidden layers.
 Any name the grammar can read is built; `SMALL_MODELS` lists those worth showing.
 """
 
@@ -19,7 +20,8 @@ from steppe.config.names import MODELS, SHORT_NAMES
 from steppe.models.mlp import Perceptron
 from steppe.models.resnet import resnet, resnet_v1
 from steppe.models.small import TINY_MODELS
-from steppe.models.transformers import hybrid, mixer, swin, vit
+from steppe.models.speed import SpeedNet
+from steppe.models.transformers import cct, hybrid, mixer, swin, vit
 from steppe.models.wide import WideResNet
 
 Builder = Callable[..., nn.Module]
@@ -74,18 +76,45 @@ def _read_wrn(depth: str, width: str) -> ShortName:
     return ShortName(partial(WideResNet, depth=int(depth), width=int(width)), about)
 
 
-def _read_vit(size: str, patch: str, free: str | None) -> ShortName:
+def _read_vit(size: str, patch: str, **parts: str | None) -> ShortName:
     long, numbers = _SIZES[size]
-    about = f"ViT-{size.capitalize()}, patch {patch}" + (", attention without softmax" if free else "")
-    same = f"vit_{long}_patch{patch}_224" if patch in _VIT_TWINS[size] and not free else None
-    return ShortName(partial(vit, patch_size=int(patch), free=bool(free), **numbers), about, same)
+    about = f"ViT-{size.capitalize()}, patch {patch}" + _about_parts(parts)
+    same = f"vit_{long}_patch{patch}_224" if patch in _VIT_TWINS[size] and not any(parts.values()) else None
+    return ShortName(partial(vit, patch_size=int(patch), **_given(parts), **numbers), about, same)
 
 
-def _read_sized_vit(layers: str, heads: str, width: str, patch: str | None, free: str | None) -> ShortName:
+def _read_sized_vit(
+    layers: str, heads: str, width: str, mlp: str | None, patch: str | None, **parts: str | None
+) -> ShortName:
     patch = patch or "4"
     about = f"ViT of {layers} layers, {heads} heads, width {width}, patch {patch}"
-    numbers = {"depth": int(layers), "num_heads": int(heads), "embed_dim": int(width), "patch_size": int(patch)}
-    return ShortName(partial(vit, free=bool(free), **numbers), about + (", without softmax" if free else ""))
+    about += f", MLPs of {mlp}" if mlp else ""
+    numbers: dict[str, Any] = {"depth": int(layers), "num_heads": int(heads), "embed_dim": int(width)}
+    numbers |= {"patch_size": int(patch), **({"mlp_ratio": int(mlp) / int(width)} if mlp else {})}
+    return ShortName(partial(vit, **_given(parts), **numbers), about + _about_parts(parts))
+
+
+_VIT_PARTS = {"stem": "a convolutional stem", "mean": "mean instead of class token", "free": "without softmax"}
+
+
+def _about_parts(parts: dict[str, str | None]) -> str:
+    return "".join(f", {about}" for part, about in _VIT_PARTS.items() if parts[part])
+
+
+def _given(parts: dict[str, str | None]) -> dict[str, bool]:
+    return {part: True for part, given in parts.items() if given}
+
+
+_CCTS = {"2": (128, 2, 1), "4": (128, 2, 1), "6": (256, 4, 2), "7": (256, 4, 2), "14": (384, 6, 3)}
+"""Layers -> width, heads and ratio of the MLP, as published."""
+
+
+def _read_cct(layers: str, kernel: str, convolutions: str) -> ShortName:
+    width, heads, ratio = _CCTS[layers]
+    about = f"Compact Transformer of {layers} layers, {heads} heads, width {width}, "
+    about += f"over {convolutions} convolution{'s' if convolutions != '1' else ''} of {kernel}×{kernel}"
+    numbers: dict[str, Any] = {"depth": int(layers), "num_heads": heads, "embed_dim": width, "mlp_ratio": ratio}
+    return ShortName(partial(cct, kernel=int(kernel), convolutions=int(convolutions), **numbers), about)
 
 
 def _read_swin(size: str, patch: str) -> ShortName:
@@ -127,18 +156,28 @@ def _read_mlp(stem: str | None, widths: str) -> ShortName:
     return ShortName(partial(Perceptron, widths=hidden, stem=int(stem) if stem else None), about)
 
 
+def _read_speednet(depth: str, widths: str) -> ShortName:
+    numbers = [int(width) for width in widths.split("_")]
+    about = (
+        f"the speed records' network: whitening, groups of {depth} convolutions, {'-'.join(map(str, numbers))} channels"
+    )
+    return ShortName(partial(SpeedNet, widths=numbers, depth=int(depth)), about)
+
+
 _READERS: dict[str, Callable[..., ShortName]] = {
     "resnet": _read_resnet,
     "resnet_v1": _read_resnet_v1,
     "wrn": _read_wrn,
     "vit": _read_vit,
     "sized_vit": _read_sized_vit,
+    "cct": _read_cct,
     "swin": _read_swin,
     "mixer": _read_mixer,
     "sized_mixer": _read_sized_mixer,
     "hybrid": _read_hybrid,
     "sized_hybrid": _read_sized_hybrid,
     "mlp": _read_mlp,
+    "speednet": _read_speednet,
 }
 """Family, as in `steppe.config.names.SHORT_NAMES` -> what builds it."""
 

@@ -1,6 +1,7 @@
-"""Vision transformers, Swin, MLP-Mixer and the ResNet hybrids at any image size.
+"""Vision transformers, CCT, Swin, MLP-Mixer and the ResNet hybrids at any image size.
 
-The building blocks are timm's; ours are the sizes, the windows that fit, and the attention without softmax.
+The building blocks are timm's. The sizes, the fitting windows, the convolutional stems, the sequence pooling and the
+attention without softmax are ours.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
+from timm.layers.conv_bn_act import ConvNormAct
 from timm.layers.hybrid_embed import HybridEmbed
 from timm.layers.std_conv import StdConv2dSame
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.resnetv2 import ResNetV2
 from timm.models.swin_transformer import SwinTransformer, get_relative_position_index
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from steppe.models.resnet import SMALL_IMAGE
@@ -52,13 +55,105 @@ class FreeAttention(nn.Module):
         return self.proj_drop(self.proj(mixed.transpose(1, 2).reshape(batch, tokens, width)))
 
 
-def vit(*, free: bool = False, **options: Any) -> nn.Module:
-    """A ViT with a class token and learned positions (Dosovitskiy et al. 2021); `free` leaves out the softmax."""
-    _check_tiling(options["img_size"], options["patch_size"])
+def vit(*, free: bool = False, stem: bool = False, mean: bool = False, **options: Any) -> nn.Module:
+    """Build a ViT with learned positions (Dosovitskiy et al. 2021).
+
+    Args:
+        free: leave out the softmax of the attention.
+        stem: make the tokens by a stack of convolutions instead of one linear layer on each patch.
+        mean: answer from the mean of the tokens instead of a class token.
+        options: timm's options of a VisionTransformer.
+    """
+    patch, width = options["patch_size"], options["embed_dim"]
+    _check_tiling(options["img_size"], patch)
+    if stem:
+        backbone = _convolutional_stem(patch, options.get("in_chans", 3), width)
+        options |= {"patch_size": 1, "embed_layer": partial(HybridEmbed, backbone=backbone)}
+    if mean:
+        options |= {"class_token": False, "global_pool": "avg"}
     model: Any = VisionTransformer(weight_init="jax", **options)
     if free:
         for block in model.blocks:
             block.attn = FreeAttention(block.attn)
+    return model
+
+
+def _convolutional_stem(patch: int, channels: int, width: int) -> nn.Sequential:
+    """Build the stem of Xiao et al. 2021, "Early Convolutions Help Transformers See Better".
+
+    3×3 convolutions of stride 2 with BatchNorm and ReLU, twice as wide from each to the next, up to the width of the
+    transformer; HybridEmbed adds the last 1×1 convolution.
+    """
+    count = patch.bit_length() - 1
+    if patch < 2 or patch != 2**count:
+        raise ValueError(f"a convolutional stem halves the image, so its patch is 2, 4, 8 or 16, not {patch}")
+    widths = [channels, *(width // 2 ** (count - 1 - i) for i in range(count))]
+    return nn.Sequential(*(ConvNormAct(*pair, kernel_size=3, stride=2) for pair in pairwise(widths)))
+
+
+class CompactBlock(Block):
+    """A block of a Compact Transformer: the MLP adds to the normalised tokens, as in the authors' code."""
+
+    def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Transform the tokens of a batch of shape (images, tokens, width)."""
+        x = self.norm2(x + self.drop_path1(self.attn(self.norm1(x))))
+        return x + self.drop_path2(self.mlp(x))
+
+
+class SequencePool(nn.Linear):
+    """Average tokens with weights from a softmax over a learned score of each token."""
+
+    def __init__(self, width: int) -> None:
+        """Make the layer that scores tokens of this width."""
+        super().__init__(width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Pool tokens of shape (images, tokens, width) to (images, width)."""
+        return (super().forward(x).softmax(dim=1) * x).sum(dim=1)
+
+
+def cct(*, img_size: int, in_chans: int, kernel: int, convolutions: int, embed_dim: int, **options: Any) -> nn.Module:
+    """Build a Compact Convolutional Transformer (Hassani et al. 2021, arXiv:2104.05704).
+
+    Convolutions with ReLU and max-pooling make the tokens, and a learned weighting pools them. Initial weights are
+    those of the authors' code: positions of deviation 0.2, dense layers of 0.02, He's convolutions.
+
+    Args:
+        img_size: side of the images in pixels.
+        in_chans: channels of the images.
+        kernel: side of the convolutions' kernels.
+        convolutions: number of convolutions; each is followed by a max-pooling of stride 2.
+        embed_dim: width of the tokens.
+        options: timm's options of a VisionTransformer.
+    """
+    widths = [in_chans, *[64] * (convolutions - 1), embed_dim]
+    stride, padding = max(1, kernel // 2 - 1), kernel // 2
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        convolution = nn.Conv2d(before, after, kernel, stride, padding, bias=False)
+        layers += [convolution, nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)]
+    tokenizer: Any = partial(HybridEmbed, backbone=nn.Sequential(*layers), proj=False)
+    model = VisionTransformer(
+        img_size=img_size,
+        patch_size=1,
+        in_chans=in_chans,
+        embed_dim=embed_dim,
+        embed_layer=tokenizer,
+        block_fn=CompactBlock,
+        qkv_bias=False,
+        class_token=False,
+        global_pool="",
+        **options,
+    )
+    model.attn_pool = SequencePool(embed_dim)  # type: ignore[assignment]
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight)
+        if isinstance(module, SequencePool):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+    assert model.pos_embed is not None
+    nn.init.trunc_normal_(model.pos_embed, std=0.2)
     return model
 
 

@@ -157,6 +157,9 @@ def check(config: RunConfig, ranks: Ranks, batch_size: int) -> None:
     if config.objective.name == "contrastive":
         mend = "train it in one process"
         raise ConfigError("the contrastive loss compares all images of a batch", where="objective.name", mend=mend)
+    if ranks.sharded and config.optimizer.name == "muon":
+        what = "muon orthogonalises whole matrices, and with shards no process has one"
+        raise ConfigError(what, where="optimizer.name", mend="leave --shard away")
     if ranks.sharded and config.minimizer.per_rank:
         mend = "leave --shard away"
         what = "with shards no process has a gradient of its own, and per_rank asks for one"

@@ -11,7 +11,7 @@ from torch import nn
 
 from steppe import minimizers, models
 from steppe.config import OptimizerConfig, RunConfig, derive_seed
-from steppe.data import Dataset
+from steppe.data import Dataset, Normalise
 from steppe.errors import ConfigError
 from steppe.train.contrastive import check_classifier
 from steppe.train.distributed import shard_like
@@ -22,7 +22,10 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw": torch.optim.AdamW,
     "rmsprop": torch.optim.RMSprop,
     "lamb": Lamb,
+    "muon": minimizers.Muon,
 }
+SEEN = 5000
+"""Training images that a network which begins with their statistics sees."""
 
 
 def build_model(config: RunConfig, dataset: Dataset) -> nn.Module:
@@ -33,6 +36,9 @@ def build_model(config: RunConfig, dataset: Dataset) -> nn.Module:
     )
     if config.objective.name == "contrastive":
         check_classifier(model, config)
+    if isinstance(model, models.SpeedNet):
+        images = dataset.train.pick(slice(0, SEEN))
+        model.see(Normalise(dataset, torch.device("cpu"))(images))
     return model
 
 
@@ -55,18 +61,21 @@ def build_minimizer(
         options["fused"] = True
     if config.optimizer.name == "lamb":
         options["max_grad_norm"] = None  # clipping is ours, on the final gradient: clip_norm
+    if config.optimizer.name == "muon":
+        own = config.optimizer
+        options |= {"rest": own.rest, "iterations": own.iterations, "hold_norm": own.hold_norm}
     base = OPTIMIZERS[config.optimizer.name](parameter_groups(config.optimizer, model), **options)
     engine_has = {"name", "sharp_every", "sharp_last", "rho_final", "per_rank"}
-    own = config.minimizer.model_dump(exclude=engine_has, exclude_none=True)
+    method = config.minimizer.model_dump(exclude=engine_has, exclude_none=True)
     if config.minimizer.per_rank and hasattr(model, "no_sync"):  # in one process the batch is the rank's share
-        own["m"] = "rank"
+        method["m"] = "rank"
     if config.minimizer.sharp_every:
-        own["schedule"] = minimizers.Every(config.minimizer.sharp_every)
+        method["schedule"] = minimizers.Every(config.minimizer.sharp_every)
     if config.minimizer.sharp_last:
         last = config.minimizer.sharp_last
-        own["schedule"] = lambda step: share() >= 1 - last
+        method["schedule"] = lambda step: share() >= 1 - last
     try:
-        minimizer = minimizers.create(config.minimizer.name, base, model, clip_norm=config.clip_norm, **own)
+        minimizer = minimizers.create(config.minimizer.name, base, model, clip_norm=config.clip_norm, **method)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"this minimizer cannot be made: {error}", where="minimizer") from None
     if isinstance(minimizer.schedule, minimizers.GradientNorm):
@@ -75,9 +84,10 @@ def build_minimizer(
 
 
 def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
-    """Divide what learns by its learning rate and by whether it decays; the highest rate comes first.
+    """Divide what learns by its learning rate, by whether it decays, and for Muon by whether it is orthogonalised.
 
-    Biases, norms and embeddings of rank one decay only where `decay_norms` says so.
+    Biases, norms and embeddings of rank one decay only where `decay_norms` says so. The highest rate comes first; of
+    Muon the orthogonalised groups come first.
 
     Args:
         config: of the base optimizer.
@@ -89,15 +99,31 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
     assert config.lr is not None
     network = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     factors = _rate_factors(config, network)
-    divided: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    hidden = _hidden_matrices(network) if config.name == "muon" else set()
+    divided: dict[tuple[bool, float, bool], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
-            rate = config.lr * factors.get(name, 1.0)
-            divided.setdefault((rate, config.decay_norms or parameter.ndim > 1), []).append(parameter)
+            rate = config.lr if name in hidden else config.rest_lr or config.lr
+            place = name in hidden, rate * factors.get(name, 1.0), config.decay_norms or parameter.ndim > 1
+            divided.setdefault(place, []).append(parameter)
     return [
-        {"params": divided[rate, decays], "lr": rate, **({} if decays else {"weight_decay": 0.0})}
-        for rate, decays in sorted(divided, reverse=True)
+        {
+            "params": divided[orthogonal, rate, decays],
+            "lr": rate,
+            **({} if decays else {"weight_decay": 0.0}),
+            **({"orthogonal": orthogonal} if config.name == "muon" else {}),
+        }
+        for orthogonal, rate, decays in sorted(divided, reverse=True)
     ]
+
+
+def _hidden_matrices(network: nn.Module) -> set[str]:
+    """Name the weights of linear layers and of convolutions over all channels, but for the head's."""
+    found = set()
+    for place, module in network.named_modules():
+        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1):
+            found.add(f"{place}.weight" if place else "weight")
+    return found - models.head_parameters(network)
 
 
 def _rate_factors(config: OptimizerConfig, network: nn.Module) -> dict[str, float]:
