@@ -15,7 +15,7 @@ from steppe.config.keys import nest_arguments
 from steppe.config.lookup import check_data_name, check_device_name, check_model_name, check_names, check_weights
 from steppe.config.source import read_source
 from steppe.config.spelling import spell_model
-from steppe.errors import DataError, RunError
+from steppe.errors import ConfigError, DataError, RunError
 from steppe.runs import Observer, Run, find_trained
 from steppe.search.budget import DEFAULT, Budget, parse_budget
 from steppe.search.observer import SearchObserver
@@ -35,6 +35,7 @@ _ARGUMENTS = "the arguments"
 def train(
     source: str | Path | RunConfig | None = None,
     *,
+    recipe: str | Path | None = None,
     out: str | Path | None = None,
     data_root: str | Path | None = None,
     device: str | None = None,
@@ -46,6 +47,7 @@ def train(
     Args:
         source: what is learned: a folder of images, a .npz file or a data set; or a TOML file or a `RunConfig` with all
             of the run, over which `settings` are laid.
+        recipe: a name of `steppe recipes` or a recipe's file, over which data and `settings` are laid.
         out: the run folder; by default `runs/<run id>`.
         data_root: where named data sets live; by default $STEPPE_DATA, else `data`.
         device: "cpu", "cuda" …; by default the GPU where there is one.
@@ -63,7 +65,7 @@ def train(
         TrainingError: the loss is no longer finite, or memory ran out.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
-    config = _read_run(source, settings)
+    config = _read_run(source, settings, recipe)
     check_names(config, data_root)
     if device is not None:
         check_device_name(device)
@@ -308,12 +310,16 @@ class Found:
         return self.best.predict(images, **options)
 
 
-def _read_run(source: str | Path | RunConfig | None, settings: Mapping[str, Any]) -> RunConfig:
-    """Lay settings over a configuration, a TOML file, or the name of some data."""
+def _read_run(
+    source: str | Path | RunConfig | None, settings: Mapping[str, Any], recipe: str | Path | None
+) -> RunConfig:
+    """Lay settings over a configuration, a recipe, a TOML file, or the name of some data."""
     plain = {key: str(value) if isinstance(value, PurePath) else value for key, value in settings.items()}
     overrides = nest_arguments(plain)
     if not isinstance(source, RunConfig):
-        return read_source(source, overrides, where=_ARGUMENTS)
+        return read_source(source, overrides, where=_ARGUMENTS, recipe=recipe)
+    if recipe is not None:
+        raise ConfigError("a recipe and a RunConfig are given", where=_ARGUMENTS, mend="give one of them")
     if not overrides:
         return source
     values = source.model_dump(mode="json", exclude_none=True, exclude_unset=True)

@@ -38,6 +38,7 @@ CHANGES = {
     "budget.seconds": 3.5,
     "minimizer.rho_final": 0.0,
     "clip_norm": 1.0,
+    "test.tta": "flip",
     "data.name": "mnist",
     "data.val_fraction": 0.2,
     "data.test_fraction": 0.3,

@@ -67,7 +67,11 @@ def test_a_head_on_kept_features_learns_them_too(digits, tmp_path, tiny_weights,
 
 def test_weights_that_the_last_step_ruined_are_not_kept(digits, tmp_path):
     config = make_config(
-        data=LEARNS_ALL, minimizer={}, optimizer={"name": "sgd", "lr": 1e30}, budget={"gradient_evaluations": 1}
+        data=LEARNS_ALL,
+        minimizer={},
+        optimizer={"name": "sgd", "lr": 1e38},
+        schedule={"name": "constant"},
+        budget={"gradient_evaluations": 1},
     )
     with pytest.raises(TrainingError, match="no longer a finite number"):
         train(config, digits, tmp_path / "r")

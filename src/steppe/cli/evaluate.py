@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 HEADLINES = {
     "scores": "top1 top5 ece nll brier",
+    "tta": "augmented plain",
     "corruptions": "mean mean_15",
     "attacks": "pgd fgsm clean",
     "variants": "imagenet_v2.top1 imagenet_r.top1 imagenet_real.top1",

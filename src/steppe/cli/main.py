@@ -21,6 +21,7 @@ from steppe.cli.geometry import geometry
 from steppe.cli.help_pages import Command, Group
 from steppe.cli.lists import data, env, minimizers, models
 from steppe.cli.predict import predict
+from steppe.cli.recipes import recipes
 from steppe.cli.report import report
 from steppe.cli.show import console, errors
 from steppe.cli.symmetry import symmetry
@@ -39,7 +40,9 @@ for command in (train, fit, cost):
     app.command(cls=Command)(command)
 app.add_typer(study.app, name="study")
 app.add_typer(weights.app, name="weights")
-for command in (evaluate, geometry, symmetry, compare, predict, export, report, env, models, minimizers, data):
+for command in (evaluate, geometry, symmetry, compare, predict, export, report):
+    app.command(cls=Command)(command)
+for command in (recipes, env, models, minimizers, data):
     app.command(cls=Command)(command)
 
 

@@ -22,6 +22,7 @@ from steppe.cli.place import (
 )
 from steppe.cli.show import JsonOption, ReadingProgress, TrainingProgress, console, print_json, progress_bar
 from steppe.config.lookup import check_names
+from steppe.config.recipes import list_recipes
 from steppe.config.source import read_source
 from steppe.runs import Several, make_trackers
 
@@ -34,6 +35,14 @@ def train(
             metavar="DATA_OR_TOML",
             help="what is learned: a folder of images, a .npz or a data set, as --data; or a TOML file with the run's "
             "configuration, whose keys flags override",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME_OR_FILE",
+            help="begin from a recipe of `steppe recipes`, or from a recipe's file; flags override its keys",
+            autocompletion=lambda incomplete: [name for name in list_recipes() if name.startswith(incomplete)],
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the run folder  \\[default: runs/<run id>]")] = None,
@@ -57,7 +66,7 @@ def train(
 ) -> None:
     """Train one model and leave a run folder. The same command again goes on where it was stopped."""
     # before what takes seconds to import, so that a mistake is told at once
-    run_config = read_source(source, overrides, where="the command line")
+    run_config = read_source(source, overrides, where="the command line", recipe=recipe)
     check_names(run_config, data_root)
 
     from steppe.data import Keeping

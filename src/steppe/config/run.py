@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from steppe.config.minimizer import MinimizerConfig
 from steppe.config.objective import ObjectiveConfig, check_objective
@@ -272,6 +272,21 @@ class AugmentConfig(Section):
         return self.mixup > 0 or self.cutmix > 0
 
 
+class EvaluationConfig(Section):
+    """How the trained network is tested, beside the plain test that every run ends with."""
+
+    tta: Literal["none", "flip", "flip_translate"] | None = Field(
+        None,
+        description="test-time augmentation, a second test: flip (image and mirror), flip_translate (also shifted "
+        "by a pixel either way); default: none",
+    )
+
+    @field_validator("tta")
+    @classmethod
+    def _none_is_no_augmentation(cls, tta: str | None) -> str | None:
+        return None if tta == "none" else tta
+
+
 class BudgetConfig(Section):
     """What the run may spend: one of the keys. Default: 20 epochs."""
 
@@ -335,6 +350,7 @@ class RunConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     augment: AugmentConfig = AugmentConfig()
     budget: BudgetConfig = Field(default_factory=lambda: BudgetConfig.model_validate({}))
+    test: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -456,7 +472,7 @@ def derive_seed(seed: int, *words: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-_LATER_SECTIONS = ("objective",)
+_LATER_SECTIONS = ("objective", "test")
 """Sections that earlier versions did not have: left out of the hash while all of it is off."""
 
 

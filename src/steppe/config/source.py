@@ -6,23 +6,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from steppe.config.recipes import load_recipe
 from steppe.config.run import RunConfig
-from steppe.config.toml import load_run_config, merge, parse
+from steppe.config.toml import load_run_config, merge, parse, read_toml
 from steppe.errors import ConfigError
 
 
-def read_source(source: str | Path | None, overrides: Mapping[str, Any], *, where: str) -> RunConfig:
-    """Make a run's configuration of a TOML file or the name of some data, and of what is laid over it.
+def read_source(
+    source: str | Path | None, overrides: Mapping[str, Any], *, where: str, recipe: str | Path | None = None
+) -> RunConfig:
+    """Make a run's configuration of a recipe, a TOML file or the name of some data, and of what is laid over it.
 
     Args:
         source: a TOML file; a data set, a folder of images or a .npz file; or None, for `overrides` alone.
         overrides: nested like the file.
         where: who asks, for errors.
+        recipe: a name of `steppe recipes` or a recipe's file; source and overrides are laid over it.
 
     Raises:
-        ConfigError: the file is missing or not right, or data are named twice.
+        ConfigError: a file is missing or not right, data are named twice or not at all, or two files are given.
     """
     if source is not None and is_toml(source):
+        if recipe is not None:
+            what = f"a recipe and a configuration are given: {str(recipe)!r} and {str(source)!r}"
+            raise ConfigError(what, where=where, mend="give one of them, and flags for what differs")
+        if "recipe" in read_toml(source):
+            return parse(RunConfig, merge(load_recipe(source).values, overrides), where=str(source))
         return load_run_config(source, overrides)
     if source is not None:
         named = overrides.get("data", {}).get("name")
@@ -30,7 +39,13 @@ def read_source(source: str | Path | None, overrides: Mapping[str, Any], *, wher
             what = f"the data are named twice: {str(source)!r} and {named!r}"
             raise ConfigError(what, where=where, mend="leave one of them out")
         overrides = merge({"data": {"name": str(source)}}, overrides)
-    return parse(RunConfig, overrides, where=where)
+    if recipe is None:
+        return parse(RunConfig, overrides, where=where)
+    begun = load_recipe(recipe)
+    if begun.data is None and "name" not in overrides.get("data", {}):
+        fix = f"name your images: steppe train FOLDER --recipe {begun.name}"
+        raise ConfigError(f"the recipe {begun.name!r} has no data of its own", where=where, mend=fix)
+    return parse(RunConfig, merge(begun.values, overrides), where=f"recipe {begun.name} and {where}")
 
 
 def is_toml(source: str | Path) -> bool:

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from steppe.config.adjust import AdjustConfig, adjust
 from steppe.config.claims import SEVERAL, Labels, Measure, parse_claim, pick_cells, show_labels
 from steppe.config.measure import MeasureConfig
+from steppe.config.recipes import begin_from_recipe
 from steppe.config.run import RunConfig
 from steppe.config.section import Section
 from steppe.config.toml import merge, parse, read_toml
@@ -68,7 +69,9 @@ class StudyConfig(Section):
     title: str = Field("", description="one line for the report")
     question: str = Field("", description="what the study asks")
     seeds: list[int] = Field([0], min_length=1, description="seeds of every cell")
-    base: dict[str, Any] = Field(default_factory=dict, description="a run's configuration")
+    base: dict[str, Any] = Field(
+        default_factory=dict, description="a run's configuration; recipe = NAME begins from a recipe"
+    )
     axes: dict[str, Variants] = Field(default_factory=dict, description="axis -> variant -> changes")
     runs: Variants = Field(default_factory=dict, description="single runs beside the product: name -> changes")
     measure: MeasureConfig = MeasureConfig()
@@ -314,8 +317,9 @@ def _cells(study: StudyConfig) -> list[_Cell]:
     Single runs from which others begin come first, then the combinations of the axes, then the other single runs.
     """
     out: list[_Cell] = []
+    base = begin_from_recipe(study.base)
     for name, change in study.runs.items():
-        values = merge(study.base, change)
+        values = merge(base, begin_from_recipe(change))
         labels = values.pop("labels", {"run": name})
         out.append((name, labels, adjust(values, labels, study.adjust)))
     out.sort(key=lambda cell: _weights(cell[2]).startswith(OF_THE_STUDY))  # stable: the rest stays in its order
@@ -323,9 +327,9 @@ def _cells(study: StudyConfig) -> list[_Cell]:
         return out
     crossed: list[_Cell] = []
     for combination in itertools.product(*(variants.items() for variants in study.axes.values())):
-        values = dict(study.base)
+        values = dict(base)
         for _, change in combination:
-            values = merge(values, change)
+            values = merge(values, begin_from_recipe(change))
         labels = dict(zip(study.axes, (label for label, _ in combination), strict=True))
         crossed.append((None, labels, adjust(values, labels, study.adjust)))
     begun_from = {_weights(values).removeprefix(OF_THE_STUDY) for _, _, values in [*out, *crossed]}

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from steppe.data import CORRUPTIONS, VARIANTS, Dataset, in_order, load_variant
 from steppe.errors import DataError, MeasureError
+from steppe.evaluate.accuracy import measure_batches
 from steppe.evaluate.attacks import EPSILON, STEP, STEPS, measure_attacks
+from steppe.evaluate.augmented import VIEWS, Augmented
 from steppe.evaluate.scores import BINS, predict, score
 from steppe.evaluate.shifts import measure_corruptions, measure_variant
 from steppe.measuring import Measure, Range, Settings, Text, in_smaller_chunks, sample
@@ -21,6 +23,17 @@ def _scores(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str,
     def work(size: int) -> dict[str, Any]:
         batches = in_order(dataset.test, dataset, batch_size=size, device=settings.device)
         return score(*predict(model, _counted(batches, settings, len(dataset.test))), bins=settings["bins"])
+
+    return in_smaller_chunks(work, settings.batch_size, settings.say)
+
+
+def _augmented(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
+    def work(size: int) -> dict[str, Any]:
+        found = {}
+        for name, network in (("plain", model), ("augmented", Augmented(model, settings["views"]))):
+            batches = in_order(dataset.test, dataset, batch_size=size, device=settings.device)
+            found[name] = measure_batches(network, _counted(batches, settings, len(dataset.test)))["accuracy"]
+        return {**found, "examples": len(dataset.test)}
 
     return in_smaller_chunks(work, settings.batch_size, settings.say)
 
@@ -113,6 +126,13 @@ MEASURES: dict[str, Measure] = {
         "top-1, top-5, per class, calibration, confusion, on the test set",
         {"bins": BINS},
         allowed={"bins": Range(1)},
+    ),
+    "tta": Measure(
+        _augmented,
+        "accuracy with test-time augmentation beside the plain one: flip, or flip and shifts by one pixel",
+        {"views": "flip_translate"},
+        allowed={"views": tuple(VIEWS)},
+        by_default=False,
     ),
     "corruptions": Measure(
         _corruptions,

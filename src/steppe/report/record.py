@@ -138,6 +138,7 @@ def _noise_increase(record: Record) -> float | None:
 
 MEASURES: dict[str, Callable[[Record], float | None]] = {
     "test_accuracy": _result("test", "accuracy"),
+    "test_accuracy_tta": _result("test_tta", "accuracy"),
     "val_accuracy": _result("val", "accuracy"),
     "train_accuracy": _result("train", "accuracy"),
     "parameters": lambda record: number(record.cost.get("parameters")),

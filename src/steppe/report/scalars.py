@@ -69,6 +69,13 @@ FIGURES = [
     Figure("scores", "ECE", "expected calibration error", at("ece")),
     Figure("scores", "NLL", "negative log likelihood of the test images", at("nll")),
     Figure("scores", "Brier", "squared error of the probabilities", at("brier")),
+    Figure(
+        "tta",
+        "TTA %",
+        "test images classified rightly by the mean answer to several views",
+        at("augmented"),
+        share=True,
+    ),
     Figure("corruptions", "Corrupted %", "mean accuracy under corruptions", at("mean"), share=True),
     Figure("attacks", "FGSM %", "accuracy under a one-step attack", at("fgsm"), share=True),
     Figure("attacks", "PGD %", "accuracy under an attack of several steps", at("pgd"), share=True),

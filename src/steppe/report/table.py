@@ -47,6 +47,7 @@ class Row:
     folders: dict[int, Path]
     """the folders of the runs that have a test accuracy, by seed"""
     test_accuracy: Stat
+    test_accuracy_tta: Stat
     val_accuracy: Stat
     train_accuracy: Stat
     parameters: Stat
@@ -210,19 +211,7 @@ def _row(group: Sequence[Record], labels: dict[str, str]) -> Row:
         accuracies={seed: accuracy for seed, (accuracy, _) in tested.items()},
         test_images=max((count for count in images if count and count >= 1), default=None),
         folders={seed: record.path for seed, (_, record) in tested.items()},
-        test_accuracy=measured["test_accuracy"],
-        val_accuracy=measured["val_accuracy"],
-        train_accuracy=measured["train_accuracy"],
-        parameters=measured["parameters"],
-        flops_per_image=measured["flops_per_image"],
-        time_per_epoch_s=measured["time_per_epoch_s"],
-        time_s=measured["time_s"],
-        gradient_evaluations=measured["gradient_evaluations"],
-        epochs=measured["epochs"],
-        joules=measured["joules"],
-        price=measured["price"],
-        noise_loss=measured["noise_loss"],
-        noise_loss_increase=measured["noise_loss_increase"],
+        **measured,  # type: ignore[arg-type]
     )
 
 

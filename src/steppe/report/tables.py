@@ -17,6 +17,7 @@ MOST_METHODS = 6
 
 _COLUMNS: list[tuple[str, str, str]] = [
     ("test_accuracy", "Test acc. %", "share of the test images classified rightly, mean ± standard deviation"),
+    ("test_accuracy_tta", "with TTA %", "the same with test-time augmentation: the mean answer to several views"),
     ("parameters", "Params", "weights of the network"),
     ("flops_per_image", "FLOPs / image", "forward pass of one image, two for each multiply-add"),
     (
@@ -37,7 +38,8 @@ def summary_table(rows: Sequence[Row]) -> dict[str, Any]:
     """The summary table: each cell with its text, what it is sorted by, its spread and the room its column needs."""
     columns = label_columns(rows)
     front = findings.unbeaten(rows, "time_s") if len(rows) > 1 else set()
-    measures = sorted(_COLUMNS, key=lambda column: column[0] != judged_by(rows))
+    shown = [c for c in _COLUMNS if c[0] != "test_accuracy_tta" or any(row.test_accuracy_tta.n for row in rows)]
+    measures = sorted(shown, key=lambda column: column[0] != judged_by(rows))
     room = {name: max((len(_show(name, row.stat(name))[1]) for row in rows), default=0) for name, _, _ in measures}
     body = []
     for index, row in enumerate(rows):
@@ -66,7 +68,7 @@ def summary_table(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _show(name: str, stat: Stat) -> tuple[str, str]:
     """Show a measure's mean, and its spread where that is worth its place."""
-    if name.endswith("accuracy"):
+    if "accuracy" in name:
         return _apart(percent(stat.mean, stat.std, unit=""))
     if name.startswith("noise"):
         return _apart(loss(stat.mean, stat.std))

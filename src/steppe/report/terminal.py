@@ -14,9 +14,9 @@ from steppe.report.numbers import compact, duration, loss, percent, shorten, who
 from steppe.report.sets import judged_by
 from steppe.report.table import Row, join_columns, label_columns
 
-_VALIDATION = "Val. acc %"
+_VALIDATION, _AUGMENTED = "Val. acc %", "with\nTTA %"
 _COLUMNS = (
-    *(_VALIDATION, "Test acc %", "Param", "FLOPs\n/image", "Time\n/epoch", "Time", "Gradient\nevals"),
+    *(_VALIDATION, "Test acc %", _AUGMENTED, "Param", "FLOPs\n/image", "Time\n/epoch", "Time", "Gradient\nevals"),
     "Loss under\nnoise",
 )
 _DROPPED_FIRST = ("Time", "FLOPs\n/image", "Param", "Time\n/epoch", "Gradient\nevals", "Loss under\nnoise")
@@ -50,7 +50,9 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 def _print_rows(rows: Sequence[Row], console: Console) -> None:
     front = unbeaten(rows, "time_s") if len(rows) > 1 else set()
     by_validation = judged_by(rows) == "val_accuracy"
-    cells = [_cells(row, index in front, by_validation) for index, row in enumerate(rows)]
+    hidden = set() if by_validation else {_VALIDATION}
+    hidden |= set() if any(row.test_accuracy_tta.n for row in rows) else {_AUGMENTED}
+    cells = [_cells(row, index in front, by_validation, hidden) for index, row in enumerate(rows)]
     labels = label_columns(rows)
     width = console.width
     if not console.is_terminal:
@@ -74,7 +76,7 @@ def _print_rows(rows: Sequence[Row], console: Console) -> None:
     console.print(table, crop=False)
 
 
-def _cells(row: Row, on_front: bool, by_validation: bool) -> dict[str, str]:
+def _cells(row: Row, on_front: bool, by_validation: bool, hidden: set[str]) -> dict[str, str]:
     judged, tested = (
         (row.val_accuracy if by_validation else row.test_accuracy),
         percent(row.test_accuracy.mean, unit=""),
@@ -85,6 +87,7 @@ def _cells(row: Row, on_front: bool, by_validation: bool) -> dict[str, str]:
     accuracy += " *" if on_front else "  "
     values = (
         *((accuracy, tested) if by_validation else ("", accuracy)),
+        percent(row.test_accuracy_tta.mean, row.test_accuracy_tta.std, unit=""),
         compact(row.parameters.mean),
         compact(row.flops_per_image.mean),
         duration(row.time_per_epoch_s.mean),
@@ -92,7 +95,7 @@ def _cells(row: Row, on_front: bool, by_validation: bool) -> dict[str, str]:
         whole(row.gradient_evaluations.mean),
         loss(row.noise_loss.mean, row.noise_loss.std),
     )
-    return {name: text for name, text in zip(_COLUMNS, values, strict=True) if name != _VALIDATION or by_validation}
+    return {name: text for name, text in zip(_COLUMNS, values, strict=True) if name not in hidden}
 
 
 def _choose_columns(

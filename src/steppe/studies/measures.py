@@ -24,6 +24,7 @@ Own = Mapping[tuple[str, str], tuple[dict[str, Any], Mapping[str, Any]]]
 
 SHORT: dict[str, str] = {
     "test_accuracy": "summary.test.accuracy",
+    "test_accuracy_tta": "summary.test_tta.accuracy",
     "val_accuracy": "summary.val.accuracy",
     "train_accuracy": "summary.train.accuracy",
     "test_loss": "summary.test.loss",

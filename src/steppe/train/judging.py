@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from steppe.data import Split
-from steppe.evaluate import measure_accuracy, measure_batches, suit_batch
+from steppe.evaluate import Augmented, measure_accuracy, measure_batches, suit_batch
 from steppe.measuring import ignore
 from steppe.train import contrastive
 
@@ -16,22 +16,24 @@ if TYPE_CHECKING:
     from steppe.train.loop import Training
 
 
-def measure(training: Training, split: Split, tell: Callable[[int], None] = ignore) -> Any:
-    """Loss and accuracy on a split, of the weights that are in place.
+def measure(training: Training, split: Split, tell: Callable[[int], None] = ignore, *, views: str | None = None) -> Any:
+    """Measure loss and accuracy on a split, of the weights that are in place.
 
     Args:
         training: between two steps.
         split: the images.
         tell: takes the number of images done.
+        views: of each image, a name of `steppe.evaluate.VIEWS`, whose mean answer counts.
     """
+    model = Augmented(training.model, views) if views else training.model
     size, device = min(1024, 8 * training.config.batch_size), training.device
     with autocast(training):
-        if training.features:
+        if training.features and not views:
             size = suit_batch(size, training.dataset.image_size, device)
             return measure_batches(training.features.head, training.features.of(split, size), tell)
         where: dict[str, Any] = {"device": device, "batch_size": size, "workers": training.keeping.workers}
         return training.ranks.measure(
-            split, lambda part: measure_accuracy(training.model, part, training.dataset, tell=tell, **where)
+            split, lambda part: measure_accuracy(model, part, training.dataset, tell=tell, **where)
         )
 
 
@@ -61,7 +63,8 @@ def measure_splits(training: Training) -> dict[str, Any]:
         return {"val": {**{k: last[f"val_{k}"] for k in ("loss", "accuracy")}, "examples": len(training.val)}}
     dataset, ranks, stop = training.dataset, training.ranks, training.stop
     splits = {"train": dataset.train, "val": dataset.val, "test": dataset.test}
-    total, found, before = sum(map(len, splits.values())), {}, 0
+    total, before = sum(map(len, splits.values())), 0
+    found: dict[str, Any] = {}
 
     def tell(done: int) -> None:
         training.observer.evaluate(before + done, total)
@@ -76,6 +79,8 @@ def measure_splits(training: Training) -> dict[str, Any]:
             training.raise_interrupted()
         found[name] = measure(training, split, tell)
         before += len(split)
+    if views := training.config.test.tta:
+        found["test_tta"] = {**measure(training, dataset.test, views=views), "views": views}
     return found
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from steppe.config import RunConfig
 from steppe.data import Dataset, Keeping, Split, take_about
 from steppe.errors import RunError
-from steppe.evaluate import measure_accuracy
+from steppe.evaluate import Augmented, measure_accuracy
 from steppe.models import fold_batchnorm, place
 from steppe.plain_files import check_plain
 from steppe.runs import OUT_OF_FOLD, Observer, Run, write_atomically
@@ -161,8 +161,11 @@ class Probe:
                 self.observer.evaluate(done, total)
                 self._stop_if_requested()
 
-            test = measure_accuracy(folded, self.dataset.test, self.dataset, device=self.device, tell=tell)
-            found["test"] = test
+            found["test"] = measure_accuracy(folded, self.dataset.test, self.dataset, device=self.device, tell=tell)
+            if views := self.config.test.tta:
+                augmented = Augmented(folded, views)
+                again = measure_accuracy(augmented, self.dataset.test, self.dataset, device=self.device)
+                found["test_tta"] = {**again, "views": views}
         save_weights(self.run.weights, self.model.state_dict())
         summary = {
             "status": "finished",
