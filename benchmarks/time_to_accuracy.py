@@ -4,7 +4,7 @@
     python benchmarks/time_to_accuracy.py cifar10-94 --minimizers recipe sam "SAM over SGD=minimizer=sam,optimizer=sgd"
     python benchmarks/time_to_accuracy.py /tmp/tiny.toml --runs 2 --device cpu --set epochs=1 --out /tmp/t.csv
 
-Rows are appended to the CSV file. All runs of a recipe are made in this process, one seed each, after one run that
+Rows are appended to the CSV file. All runs of a recipe are made in this process, one seed each, after an epoch that
 compiles and does not count. `accuracy_mean` is with the recipe's own test-time augmentation (`test.tta`),
 `accuracy_plain_mean` without; `train_s` leaves compiling and evaluating out, `wall_s` is all of a run.
 
@@ -33,7 +33,7 @@ from typing import Any
 from rows import provenance
 
 from steppe import data
-from steppe.config import RunConfig, merge, parse
+from steppe.config import BudgetConfig, RunConfig, merge, parse
 from steppe.config.keys import nest_arguments
 from steppe.config.recipes import load_recipe
 from steppe.train import pick_device, train
@@ -96,12 +96,14 @@ def target_of(name: str) -> str:
 
 
 def run_recipe(values: dict[str, Any], runs: int, device: str, data_root: str | None) -> tuple[RunConfig, list[Result]]:
-    """Train a configuration with so many seeds in this process, after one run that compiles."""
+    """Train a configuration with so many seeds in this process, after an epoch that compiles."""
     config = parse(RunConfig, values, where="the benchmark")
     dataset = data.load(config.data, data_root)
     results = []
     for number in range(-1, runs):
         seeded = config.model_copy(update={"seed": config.seed + max(number, 0)})
+        if number < 0:
+            seeded = seeded.model_copy(update={"budget": BudgetConfig(epochs=1)})
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
             summary = train(seeded, dataset, Path(folder) / "run", device=device).summary
