@@ -22,6 +22,7 @@ CASES = {
     "vit_2l_2h_32_free": (2, ("roles", "blocks")),
     "vit_2l_2h_32_conv": (2, ("roles", "blocks")),
     "vit_2l_2h_32_mean": (2, ("roles", "blocks")),
+    "vit_2l_2h_32_qknorm": (2, ("roles", "blocks")),
     "cct_2_3x2": (2, ("roles", "blocks")),
     "swin_t_p2": (12, ("roles", "stages", "blocks")),
     "mixer_s_p4": (8, ("roles", "blocks")),

@@ -21,6 +21,8 @@ FAMILIES = [
     "vit_2l_2h_32_mlp48_p4",
     "vit_2l_2h_32_p4_conv",
     "vit_2l_2h_32_p4_mean",
+    "vit_2l_2h_32_p4_qknorm",
+    "vit_2l_2h_32_p4_qknorm_free",
     "cct_2_3x1",
     "cct_2_3x2",
     "swin_t_p2",
@@ -143,6 +145,18 @@ def test_convolutional_stem_makes_the_grid_that_the_patch_says():
     assert model.patch_embed.grid_size == (4, 4)
     widths = [layer.conv.out_channels for layer in model.patch_embed.backbone]
     assert widths == [16, 32, 64]
+
+
+def test_qknorm_makes_logits_independent_of_the_scale_of_queries_and_keys():
+    torch.manual_seed(0)
+    model = build(ModelConfig(name="vit_2l_2h_32_qknorm"), image_size=16, channels=3, classes=10).eval()
+    x = torch.randn(2, 3, 16, 16)
+    before = model(x)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight[:64] *= 5
+            block.attn.qkv.bias[:64] *= 5
+    torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-4)
 
 
 def test_convolutional_stem_refuses_a_patch_that_is_no_power_of_two():

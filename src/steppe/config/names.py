@@ -12,7 +12,7 @@ MODELS = (
     *("wrn_16_8", "wrn_28_10"),
     *(f"vit_{size}_p{patch}" for size in ("ti", "s", "b") for patch in (2, 4, 8, 14, 16, 32)),
     *("vit_2l_2h_128", "vit_4l_4h_256", "vit_6l_8h_384", "vit_8l_8h_512", "vit_b_p16_free"),
-    *("vit_7l_12h_384_mlp384", "vit_6l_8h_384_conv", "vit_6l_8h_384_mean"),
+    *("vit_7l_12h_384_mlp384", "vit_6l_8h_384_conv", "vit_6l_8h_384_mean", "vit_6l_8h_384_qknorm"),
     *("cct_2_3x2", "cct_6_3x1", "cct_7_3x1", "cct_7_3x2", "cct_14_7x2"),
     *(f"swin_{size}_p{patch}" for size in ("t", "s") for patch in (1, 2, 4)),
     *(f"mixer_{size}_p{patch}" for size in ("s", "b") for patch in (4, 8, 16, 32)),
@@ -31,7 +31,7 @@ DEVICES = ("cpu", "cuda", "mps")
 """Kinds of devices that steppe computes on; one of several has a number, as cuda:1."""
 
 _NUMBER = r"[1-9]\d{0,3}"
-_VIT_PARTS = r"(?P<stem>_conv)?(?P<mean>_mean)?(?P<free>_free)?"
+_VIT_PARTS = r"(?P<stem>_conv)?(?P<mean>_mean)?(?P<qk_norm>_qknorm)?(?P<free>_free)?"
 SHORT_NAMES = {
     "resnet": r"resnet(?P<depth>18|34|50|101|152)(?:x(?P<width>[2-4]))?",
     "resnet_v1": r"resnet(?P<depth>50|101|152)_v1",

@@ -94,7 +94,12 @@ def _read_sized_vit(
     return ShortName(partial(vit, **_given(parts), **numbers), about + _about_parts(parts))
 
 
-_VIT_PARTS = {"stem": "a convolutional stem", "mean": "mean instead of class token", "free": "without softmax"}
+_VIT_PARTS = {
+    "stem": "a convolutional stem",
+    "mean": "mean instead of class token",
+    "qk_norm": "normalised queries and keys",
+    "free": "without softmax",
+}
 
 
 def _about_parts(parts: dict[str, str | None]) -> str:

@@ -38,6 +38,8 @@ class FreeAttention(nn.Module):
         super().__init__()
         self.num_heads, self.scale = int(attention.num_heads), float(attention.scale)
         self.qkv: nn.Linear = attention.qkv
+        self.q_norm: nn.Module = attention.q_norm
+        self.k_norm: nn.Module = attention.k_norm
         self.attn_drop: nn.Dropout = attention.attn_drop
         self.proj: nn.Linear = attention.proj
         self.proj_drop: nn.Dropout = attention.proj_drop
@@ -47,7 +49,7 @@ class FreeAttention(nn.Module):
         assert attn_mask is None, "a mask of -inf means nothing without softmax"
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        q = q * self.scale
+        q, k = self.q_norm(q) * self.scale, self.k_norm(k)
         if tokens > v.shape[-1] and not self.attn_drop.p:
             mixed = q @ (k.transpose(-2, -1) @ v)
         else:
@@ -62,7 +64,7 @@ def vit(*, free: bool = False, stem: bool = False, mean: bool = False, **options
         free: leave out the softmax of the attention.
         stem: make the tokens by a stack of convolutions instead of one linear layer on each patch.
         mean: answer from the mean of the tokens instead of a class token.
-        options: timm's options of a VisionTransformer.
+        options: timm's options of a VisionTransformer; `qk_norm` normalises the queries and keys of every head.
     """
     patch, width = options["patch_size"], options["embed_dim"]
     _check_tiling(options["img_size"], patch)
