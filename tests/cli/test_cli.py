@@ -96,7 +96,7 @@ def test_every_key_has_a_flag_and_help_shows_its_default(capsys):
             shown = f"{field.default:.4g}" if isinstance(field.default, float) else str(field.default)
             assert f"[{key}, default: {shown.lower()}]" in text, key
     assert "training images; default: 20" in text
-    assert "perturbation; default: 0.05; 0.5 for asam and samon, 3 for msam" in text
+    assert "default: 0.05; 0.5 for asam and samon, 0.3 for lesam, 3 for msam (0.3 over Adam)" in text
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_a_measure_that_is_unknown_is_answered_with_those_there_are(capsys):
     ("line", "offered"),
     [
         ("steppe train --minimizer lo", ["looksam"]),
-        ("steppe train --model vit_6", ["vit_6l_8h_384"]),
+        ("steppe train --model vit_4", ["vit_4l_4h_256"]),
         ("steppe study run sw", ["swin-finetune"]),
         ("steppe study run sharp-minima --scale sm", ["smoke", "small"]),
         ("steppe study run sharp-minima --scale cifar100 --only model=", ["model=ResNet", "model=ViT", "model=Mixer"]),

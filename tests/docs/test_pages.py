@@ -160,6 +160,7 @@ def test_flags_named_in_prose_exist():
         "--no-deps",
         "--backend-store-uri",
         "--version",
+        *("--minimizers", "--peer", "--runs"),  # of benchmarks/time_to_accuracy.py
     }
     known = set(every(COMMAND)) | others
     unknown = {

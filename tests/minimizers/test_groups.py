@@ -78,6 +78,9 @@ class Loops:
             scaled = self.scaling == "all" or (self.scaling == "weights" and "weight" in n)
             t[n] = self.w[n].abs() + self.o[n]["eta"] if scaled else torch.ones_like(self.w[n])
         length = sum(float((t[n] * direction[n]).square().sum()) for n in chosen) ** 0.5
+        if self.method == "lesam":
+            options = self.o[ORDER[0]]
+            sign *= min(1.0, options["sigma"] / (options["rho"] * length))
         w = dict(self.w)
         for n in chosen:
             w[n] = self.w[n] + sign * self.o[n]["rho"] * t[n] ** 2 * direction[n] / length
