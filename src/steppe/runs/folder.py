@@ -9,6 +9,7 @@ weights.safetensors       the final weights
 checkpoint.safetensors    where to go on; only while the run is not finished
 cost.json, geometry.json, robustness.json, figures/  what was measured on it afterwards; on CUDA also the energy
 answers.safetensors       what it answered on every test image, for comparing runs
+mistakes.json, .jpg       of a search's winner: counts by class, and its most confident mistakes as pictures
 calibration.json          the temperature of its probabilities, made by `steppe predict` or `steppe export`
 trackers.json             the tracked runs it is told to, where there are any
 """

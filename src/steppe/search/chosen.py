@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from steppe import models
 from steppe.data import Dataset, as_learned, in_order, take_about
 from steppe.evaluate import measure_accuracy, predict, suit_batch
 from steppe.measuring import ignore, trained_loss
 from steppe.runs import Run, write_answers
+from steppe.search.mistakes import write_mistakes
 from steppe.search.trial import VAL_EXAMPLES
 from steppe.studies.groups import answer
 from steppe.studies.subjects import Subject, load_model
@@ -52,7 +53,12 @@ def evaluate_chosen(
     count = int(min(len(dataset.test), max(most, VAL_EXAMPLES)))
     shown = replace(dataset, test=take_about(dataset.test, count, seed))
     model = _load_quick(run, dataset, device)
+    confidences: list[Tensor] = []
+    hook = model.register_forward_hook(
+        lambda module, args, logits: confidences.append(logits.float().softmax(1).amax(1))
+    )
     said = answer(Subject(run.path, model, shown, trained_loss(run.config), device), tell=tell)
+    hook.remove()
     hits, nll = said.hits.mean(), said.nll.astype(float).mean()
     found: dict[str, Any] = {"test": {"loss": float(nll), "accuracy": float(hits), "examples": len(said.nll)}}
     left = most - len(shown.test)
@@ -66,6 +72,7 @@ def evaluate_chosen(
     with run.lock():
         if len(shown.test) == len(dataset.test):
             write_answers(run.path, said)
+        write_mistakes(run, shown, said, torch.cat(confidences).cpu().numpy())
         run.write("summary.json", {**known, **found})
 
 

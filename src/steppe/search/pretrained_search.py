@@ -19,6 +19,7 @@ from steppe.runs import Observer, Run
 from steppe.search.budget import Budget, Clock, is_over, open_clock
 from steppe.search.chosen import evaluate_chosen, time_forward
 from steppe.search.finetune import RECIPES, TRIAL_EPOCHS, Attempt, Recipe, make_config, plan_attempts
+from steppe.search.moments import note_moment
 from steppe.search.observer import SearchObserver
 from steppe.search.pareto import Fitted, explain_pretrained, tabulate, write_fronts, write_study
 from steppe.search.probe_search import TIMED_SIZE, Candidate, Found, ProbeSearch, Rate, time_networks
@@ -135,6 +136,7 @@ class PretrainedSearch:
         judged = probe["cross_validation"]
         found = Found(candidate, run.id, judged["accuracy"], judged["loss"], judged["standard_error"], probe["solve_s"])
         self.probes.keep(found)
+        note_moment(self.about, self.clock.elapsed_s, "probe", candidate.words, found.accuracy, run.id)
         self.about.setdefault("first_s", round(self.clock.elapsed_s, 2))
         self.clock.beat(now=True)
         self.observer.say(f"[{self.clock.elapsed_s:.0f} s] {found.words}")
@@ -260,6 +262,7 @@ class PretrainedSearch:
         if outcome.state == "complete":
             val = Run(self.folder / config.run_id).summary["val"]
             done |= {"accuracy": val["accuracy"], "loss": val["loss"], "words": f"fine-tuned {candidate.words}"}
+            note_moment(self.about, self.clock.elapsed_s, "fine-tuning", done["words"], val["accuracy"], config.run_id)
         self.about["tuning"]["done"].append(done)
         self.clock.beat(now=True)
         told = f"{done['accuracy']:.1%} of {len(self.dataset.val):,} validation images".replace("%", " %")

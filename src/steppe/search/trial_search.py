@@ -28,6 +28,7 @@ from steppe.search.journal import (
     open_journal,
     to_promote,
 )
+from steppe.search.moments import note_moment
 from steppe.search.observer import SearchObserver
 from steppe.search.pareto import Fitted, explain, tabulate, write_fronts, write_study
 from steppe.search.space import (
@@ -332,6 +333,9 @@ class Search:
     def _tell_end(self, config: RunConfig, outcome: Outcome) -> None:
         count = len(self._known())
         score = "" if outcome.val_accuracy is None else f", {outcome.val_accuracy:.1%} validation"
+        if outcome.state == "complete" and outcome.val_accuracy is not None:
+            words, run = _name(config), config.run_id
+            note_moment(self.about, self.clock.elapsed_s, "trial", words, outcome.val_accuracy, run)
         how = {"complete": "", "pruned": ": given up", "late": ": out of time", "failed": f": {outcome.reason}"}
         self.observer.say(f"[{count}] {_name(config)}{how[outcome.state]}{score}")
 
