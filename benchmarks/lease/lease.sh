@@ -38,8 +38,8 @@ parts)
   ;;
 wheels)
   "$PY" -m pip install --quiet --target .device_wheels --python-version 3.12 --only-binary=:all: --no-deps --constraint constraints.txt \
-    pydantic pydantic_core annotated-types typing-inspection typing_extensions plotly jinja2 markupsafe tomli_w nvidia-ml-py
-  rm -rf .device_wheels/share .device_wheels/plotly/{labextension,datasets,graph_objs,matplotlylib,figure_factory,express} # of plotly its script is all that is read
+    pydantic pydantic_core annotated-types typing-inspection typing_extensions jinja2 markupsafe tomli_w nvidia-ml-py
+  rm -rf .device_wheels/share
   find .device_wheels -name __pycache__ -prune -exec rm -rf {} +
   ;;
 aside) mkdir -p /tmp/aside && mv results/*/ /tmp/aside/ ;;

@@ -223,7 +223,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize("words", FINE + MISTAKES)
 def test_what_computes_nothing_does_not_wait_for_torch(words):
-    heavy = {"torch", "timm", "torchvision", "sklearn", "scipy", "matplotlib", "plotly"}
+    heavy = {"torch", "timm", "torchvision", "sklearn", "scipy", "matplotlib"}
     code = f"""
 import sys
 from steppe.cli import main

@@ -124,7 +124,7 @@ def test_a_study_begins_from_recipes(files):
 
 
 def test_the_command_lists_them_without_torch():
-    heavy = {"torch", "plotly", "matplotlib", "sklearn", "scipy"}
+    heavy = {"torch", "matplotlib", "sklearn", "scipy"}
     code = "import atexit, sys; from steppe.cli import main; "
     code += f"atexit.register(lambda: print({heavy} & set(sys.modules))); main(['recipes'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

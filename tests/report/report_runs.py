@@ -32,7 +32,7 @@ ENV = {
 
 
 PLOTTED = """() => !document.documentElement.hasAttribute("data-drawing")
-    && [...document.querySelectorAll(".plot")].every((p) => p.querySelector(".main-svg"))"""
+    && [...document.querySelectorAll(".plot")].every((p) => p.querySelector("svg.chart"))"""
 
 
 def make_run(

@@ -58,7 +58,7 @@ def test_new_runs_come_in_and_nothing_is_lost(served, folder):
     page.locator("#filter").fill("a")
     page.get_by_role("button", name="Params").first.click()
     page.get_by_role("button", name="Params").first.click()
-    page.locator("#curves label", has_text="Training loss").click()
+    page.locator("#metric").select_option(label="Training loss")
     page.locator("#cost .legend button", has_text="b").click()
     page.locator("#corruption-row").select_option(label="c")
     page.locator("#run-0 summary").click()
@@ -77,14 +77,14 @@ def test_new_runs_come_in_and_nothing_is_lost(served, folder):
     assert page.locator("#filter").input_value() == "a"
     assert page.locator("#table tbody tr:visible").count() == 2
     assert page.locator("#table th[aria-sort=ascending]").inner_text().startswith("Params")
-    assert page.locator("input[name=metric]:checked").input_value() == "train_loss"
+    assert page.locator("#metric").input_value() == "train_loss"
     assert page.locator("#cost .legend button[aria-pressed=false]").inner_text() == "b"
     assert page.locator("#corruption-row").evaluate("e => e.selectedOptions[0].textContent") == "c"
     assert page.locator("details.run[open] summary").inner_text().startswith("a")
     assert page.locator("#scalars tbody tr").count() > 5
     assert page.evaluate(place) == pytest.approx(top, abs=3)
     assert page.evaluate("document.activeElement.id") == "corruption-row"
-    assert page.locator("#plot-curves .main-svg").count() > 0
+    assert page.locator("#plot-curves svg.chart").count() > 0
     assert page.locator("#landscapes canvas").count() == 2
     assert said == []
 

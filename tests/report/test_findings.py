@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from steppe.report import summarise
-from steppe.report.apart import accuracy_interval, difference
 from steppe.report.findings import compare, headline, pareto_front, supporting, tell
 from steppe.report.layout import lay_out
+from steppe.report.significance import accuracy_interval, difference
 from steppe.report.tables import MOST_METHODS, verdict_matrix
 from steppe.runs import Answers, write_answers
 
@@ -43,11 +43,11 @@ def verdicts(runs):
         ([0.970, 0.981, 0.975], [0.950, 0.960, 0.956], 1_000_000, "better"),  # 2.0 ± 0.25 by t(2) of the pairs
         ([0.950, 0.960, 0.956], [0.970, 0.981, 0.975], 1_000_000, "worse"),
         ([0.97, 0.98], [0.95, 0.96], 1000, "better"),  # seeds agree: the images alone leave 1.58
-        ([0.97, 0.98], [0.95, 0.96], 500, "within noise"),  # and here 2.2
-        ([0.97, 0.98], [0.96, 0.96], 1_000_000, "within noise"),  # 1.5 ± 6.4 by t(1)
-        ([0.96, 0.96], [0.96, 0.96], 1000, "within noise"),
-        ([0.961, 0.961], [0.96, 0.96], 1000, "within noise"),  # one image of a thousand
-        ([0.97, 0.98], [0.95, 0.96], None, "within noise"),  # no spread at all, and nothing known of images
+        ([0.97, 0.98], [0.95, 0.96], 500, "not significant"),  # and here 2.2
+        ([0.97, 0.98], [0.96, 0.96], 1_000_000, "not significant"),  # 1.5 ± 6.4 by t(1)
+        ([0.96, 0.96], [0.96, 0.96], 1000, "not significant"),
+        ([0.961, 0.961], [0.96, 0.96], 1000, "not significant"),  # one image of a thousand
+        ([0.97, 0.98], [0.95, 0.96], None, "not significant"),  # no spread at all, and nothing known of images
         ([0.99], [0.90, 0.91], 1000, "one seed"),
     ],
 )
@@ -84,7 +84,7 @@ def test_answers_say_more_than_the_number_of_images(new_run):
         answers = (right >= share).astype(np.int32)
         write_answers(run.path, Answers(answers, labels, np.zeros(100, np.float32)))
     seen = difference(*reversed(summarise(runs)))
-    assert not blind.shown or blind.half > seen.half
+    assert not blind.significant or blind.half > seen.half
     assert seen.half == pytest.approx(1.95996 * (0.1 * 0.9 / 100) ** 0.5, rel=1e-4)  # ten of a hundred differ
     (runs[0].path / "answers.safetensors").write_bytes(b"damaged")
     assert difference(*reversed(summarise(runs))).half == pytest.approx(blind.half)
@@ -99,7 +99,7 @@ def test_chance_alone_seldom_wins(new_run, seeds):
         accuracies = dict(enumerate(random.normal(0.9, 0.01, seeds)))
         return dataclasses.replace(row, accuracies=accuracies, test_images=1e9, folders={})
 
-    won = sum(difference(draw(), draw()).shown for _ in range(2000))
+    won = sum(difference(draw(), draw()).significant for _ in range(2000))
     assert 0.03 < won / 2000 < 0.07  # the rule of before: 29 % with two seeds, 16 % with three
 
 
@@ -177,13 +177,13 @@ def test_counts_over_models(new_run):
         *cell(new_run, [0.99], model={"name": "c"}),
     ]
     (sentence,) = tell(verdicts(runs))
-    expected = "At equal epochs, sam beats base in 1 of 2 models with several seeds (1 within noise)"
-    assert say(sentence) == f"{expected}, and is ahead in 0 of 1 with one seed only."
+    expected = "At equal epochs, sam beats base significantly in 1 of 2 models (1 not significant)"
+    assert say(sentence) == f"{expected}. With one seed, it leads in 0 of 1."
 
 
 def test_one_model_is_told_by_its_difference(new_run):
     (sentence,) = tell(verdicts(cell(new_run, [0.97, 0.98], minimizer=SAM) + cell(new_run, [0.95, 0.96])))
-    assert say(sentence) == "At equal epochs, sam is 2.00 points above base: more than chance explains."
+    assert say(sentence) == "At equal epochs, sam is 2.00 points above base: a significant difference."
 
 
 def test_headline_gives_the_best_its_spread_and_its_rivals(new_run):
@@ -193,43 +193,37 @@ def test_headline_gives_the_best_its_spread_and_its_rivals(new_run):
         *cell(new_run, [0.80, 0.81, 0.82], images=10_000, model={"name": "far"}, seconds=1),
     ]
     rows = summarise(runs)
-    assert say(headline(rows)) == (
-        "best is the most accurate, at 97.0 % over 3 seeds and 10,000 test images (95 %: 94.5 to 99.5); "
-        "near is as good, for all that can be told."
-    )
-    (cheapest,) = supporting(rows)
-    assert say(cheapest) == (
-        "The cheapest that is as good as it, for all that can be told, is near: 96.5 ± 0.5 % after 5.00 s of training "
-        "instead of 30.0 s."
+    assert say(headline(rows)) == "best is the most accurate: 97.0 %, with no significant difference to near."
+    interval, fastest = map(say, supporting(rows))
+    assert interval == "Its 95 % interval is 94.5 to 99.5 %, from 3 seeds and 10,000 test images."
+    assert fastest == (
+        "The fastest without a significant difference is near: 96.5 ± 0.5 % after 5.00 s instead of 30.0 s."
     )
     alone = [row for row in rows if row.labels["model.name"] != "near"]
-    assert say(headline(alone)).endswith("(95 %: 94.5 to 99.5).")
-    assert say(supporting(alone)[0]) == "No row that trains faster is as good as it."
+    assert say(headline(alone)) == "best is the most accurate: 97.0 %, significantly ahead of all others."
+    assert say(supporting(alone)[1]) == "No row that trains faster matches it."
 
 
-def test_far_below_with_few_seeds_is_not_as_good(new_run):
+def test_far_below_with_few_seeds_is_not_compared(new_run):
     runs = [
         *cell(new_run, [0.96, 0.97, 0.98], images=10_000, model={"name": "best"}),
         *cell(new_run, [0.96, 0.965, 0.97], images=10_000, model={"name": "near"}),
         *cell(new_run, [0.40, 0.70], images=10_000, model={"name": "scattered"}),
     ]
-    doubt = "too little is known of scattered (55.0 %, 2 seeds) to rule it out."
-    assert say(headline(summarise(runs))).endswith(f"; near is as good, for all that can be told; {doubt}")
+    rows = summarise(runs)
+    assert say(headline(rows)).endswith("no significant difference to near.")
+    assert say(supporting(rows)[1]) == "Too few seeds to compare it with scattered."
     for name in ("third", "fourth"):
         runs += cell(new_run, [0.3, 0.8], images=10_000, model={"name": name})
-    assert say(headline(summarise(runs))).endswith("; too little is known of 3 others to rule them out.")
+    assert say(supporting(summarise(runs))[1]) == "Too few seeds to compare it with 3 of 4 other rows."
 
 
 def test_one_seed_is_not_sold_as_a_result(new_run):
     rows = summarise(cell(new_run, [0.99], model={"name": "a"}) + cell(new_run, [0.97, 0.98], model={"name": "b"}))
-    assert say(headline(rows)) == (
-        "a is the most accurate, at 99.0 % with one seed (99.0 to 99.0 by the choice of 1,000,000 test images): "
-        "chance is not ruled out."
-    )
-    assert say(supporting(rows)[0]) == (
-        "Of the rows with several seeds, b leads with 97.5 % over 2 seeds and 1,000,000 test images "
-        "(95 %: 91.1 to 100.0)."
-    )
+    assert say(headline(rows)) == "a is the most accurate: 99.0 % with one seed, so this may be chance."
+    interval, several = map(say, supporting(rows)[:2])
+    assert interval == "Its 95 % interval is 99.0 to 99.0 %, from one seed and 1,000,000 test images."
+    assert several == "Of the rows with several seeds, b leads with 97.5 %."
 
 
 def test_nothing_finished(new_run):
@@ -245,11 +239,11 @@ def test_trials_of_a_search_compare_by_their_validation_images(new_run):
 
     under_way = [trial("a", 0.90, 1.0), trial("b", 0.95, 9.0), trial("c", 0.90, 2.0)]
     rows = summarise(under_way)
-    assert say(headline(rows)) == "b leads on the validation images, at 95.0 %; none has been tested yet."
+    assert say(headline(rows)) == "b leads with 95.0 % on the validation images; none is tested yet."
     assert [rows[i].config.model.name for i in pareto_front(rows)] == ["a", "b"]
     rows = summarise([*under_way, trial("d", 0.96, 20.0, test=0.80)])
     assert [rows[i].config.model.name for i in pareto_front(rows)] == ["a", "b", "d"]
-    assert say(headline(rows)).startswith("d reaches 80.0 % test accuracy")
+    assert say(headline(rows)) == "d gets 80.0 % of the test images right."
     assert supporting(rows) == [], "the others were not tested"
 
 

@@ -54,7 +54,6 @@ def test_one_file_that_needs_nothing_else(study_runs, tmp_path):
             value = attributes.get(name) or ""
             assert not value or value.startswith(("#", "data:")), (tag, value)
     assert "@import" not in out.read_text().split("</style>")[0]
-    assert out.read_text().count("plotly.js v") == 1
     assert [p.name for p in out.parent.iterdir()] == ["report.html"]
 
 
@@ -119,14 +118,20 @@ def test_lone_surrogates_do_not_stop_the_page(new_run, tmp_path):
     assert write_report([run], tmp_path / "r.html").stat().st_size > 1000
 
 
-def test_fifty_runs_stay_under_ten_megabytes(new_run, tmp_path):
+def test_thirty_two_runs_stay_under_a_megabyte(study_runs, tmp_path):
+    runs, study = study_runs
+    assert len(runs) == 32
+    assert write_report(runs, tmp_path / "r.html", study=study).stat().st_size < 5e5
+
+
+def test_fifty_runs_of_a_hundred_epochs_stay_under_a_megabyte(new_run, tmp_path):
     runs = [
         new_run(values={"seed": seed, "minimizer": {"name": "sam", "rho": rho / 100}, "budget": {"epochs": 100}})
         for rho in range(1, 26)
         for seed in (0, 1)
     ]
     assert len(runs) == 50
-    assert write_report(runs, tmp_path / "r.html").stat().st_size < 10e6
+    assert write_report(runs, tmp_path / "r.html").stat().st_size < 1e6
 
 
 def test_an_unfinished_run_and_an_empty_one(new_run, tmp_path):
@@ -165,7 +170,7 @@ def test_claims_lead_a_studys_answer(study_runs, tmp_path):
     claims = [{"text": "a", "verdict": "holds"}, {"text": "b", "verdict": "undecided"}]
     page = read(write_report(runs, tmp_path / "r.html", study=study, comparison={"claims": claims}))
     first = page.words.index("Of 2 claims of our own 1 holds , 1 is undecided.")
-    assert first < page.words.index("is the most accurate, at")
+    assert first < page.words.index("is the most accurate:")
 
 
 def test_runs_are_told_by_their_labels(study_runs, tmp_path):

@@ -1,7 +1,7 @@
-"""Which classes a row's models take for which, and how often each class is recognised: the numbers behind the heat map.
+"""The confusion matrix of each row, and the accuracy of each class.
 
-Counts of the runs of a row are added up, so a cell says how many test images of one class got the answer of another.
-Most cells are empty, so a label's line is written as answer, count, answer, count, …; where even that is too much
+Counts of the runs of a row are added up: a cell says how many test images of one class got the answer of another.
+Most cells are empty, so a label's line is written as answer, count, answer, count, …. Where even that is too much
 for a page (a thousand classes in many rows), the rarest mistakes are left out and the page says so.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from steppe.report.numbers import number
-from steppe.report.record import Record
+from steppe.report.record import Record, class_names
 from steppe.report.results import alike, results_of, short
 from steppe.report.sets import name_test_sets
 from steppe.report.table import Row, name_row, spread
@@ -44,7 +44,7 @@ def confusions(rows: Sequence[Row], groups: Sequence[Sequence[Record]]) -> dict[
                 "name": name_row(rows[index], rows),
                 "set": sets[index],
                 "seeds": len(tables),
-                "classes": names.setdefault(_class_names(groups[index], len(total)), len(names)),
+                "classes": names.setdefault(class_names(groups[index], len(total)), len(names)),
                 "sizes": total.sum(axis=1).tolist(),
                 "accuracy": [[short(stat.mean), short(stat.std)] for stat in stats],
                 "lines": lines,
@@ -55,8 +55,13 @@ def confusions(rows: Sequence[Row], groups: Sequence[Sequence[Record]]) -> dict[
 
 
 def _tables(group: Sequence[Record]) -> list[np.ndarray]:
-    """The confusion matrices of a row's runs, rows are labels; all of one size."""
+    """The confusion matrices of a row's runs, rows are labels; all of one size.
+
+    They are measured by `steppe evaluate`; the winner of a search has the counts of its test.
+    """
     found = [_table(results_of(record)["scores"].get("confusion")) for record in alike(group, "scores")]
+    if not any(table is not None for table in found):
+        found = [_dense(record.mistakes.get("counts")) for record in group]
     tables = [table for table in found if table is not None]
     return [table for table in tables if table.shape == tables[0].shape]
 
@@ -71,6 +76,20 @@ def _table(lines: Any) -> np.ndarray | None:
     if any(count is None or count < 0 or count > 1e9 or count != int(count) for count in counts):
         return None
     return np.array(counts, dtype=np.int64).reshape(len(lines), len(lines))
+
+
+def _dense(lines: Any) -> np.ndarray | None:
+    """The matrix of lines that hold answer, count, …; None where this is none."""
+    if not isinstance(lines, list) or not 2 <= len(lines) <= 5000:
+        return None
+    total = np.zeros((len(lines),) * 2, dtype=np.int64)
+    for label, line in enumerate(lines):
+        values = [number(value) for value in line] if isinstance(line, list) else [None]
+        for answer, count in zip(values[::2], values[1::2], strict=False):
+            if answer is None or count is None or not (0 <= answer < len(lines) and 0 <= count <= 1e9):
+                return None
+            total[label, int(answer)] = int(count)
+    return total
 
 
 def _recognised(table: np.ndarray, label: int) -> float | None:
@@ -90,12 +109,3 @@ def _lines(total: np.ndarray, room: int) -> tuple[list[list[int]], int]:
         for line, own in zip(total, listed, strict=True)
     ]
     return lines, fewest
-
-
-def _class_names(group: Sequence[Record], count: int) -> tuple[str, ...]:
-    """The names in `data.json`, or numbers where it does not name so many."""
-    for record in group:
-        names = record.data.get("classes")
-        if isinstance(names, list) and len(names) == count:
-            return tuple(str(name)[:200] for name in names)
-    return tuple(map(str, range(count)))

@@ -11,6 +11,7 @@ from steppe.report.findings import Sentence
 from steppe.report.numbers import MISSING, duration, number, percent, whole
 from steppe.report.parts import Part
 from steppe.report.record import Record, dig, flatten
+from steppe.report.sets import short_name
 from steppe.report.table import Row
 
 
@@ -30,7 +31,7 @@ def overview_facts(
         states = "all finished"
     seeds = sorted({len(row.seeds) for row in rows})
     seed_text = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}" if seeds else MISSING
-    data = list(images) if len(images) > 1 else list(dict.fromkeys(record.config.data.name for record in records))
+    data = list(images) if len(images) > 1 else [short_name(record.config.data.name) for record in records[:1]]
     train = {_learned(record) for record in records}
     notes = [f"{whole(train.pop())} training"] if len(train) == 1 and None not in train else []
     counted = [

@@ -1,7 +1,7 @@
-"""What the rows say, in words: the best, the cheapest that is as good, and whether a second gradient paid.
+"""What the rows say, in words: the best, the cheapest that matches it, and whether a second gradient paid.
 
-Every sentence is computed, and says how sure it can be. Two rows differ where the 95 % interval of their difference
-leaves zero out, by the rule of `steppe compare` (see `apart`); what it does not separate is as good.
+Every sentence is computed, and says how sure it is. Two rows differ significantly where the 95 % interval of their
+difference excludes zero, by the rule of `steppe compare` (see `significance`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from steppe.config import RunConfig
-from steppe.report.apart import Difference, accuracy_interval, difference
 from steppe.report.layout import Layout
 from steppe.report.numbers import duration, percent, points
 from steppe.report.sets import judged_by, split_by_test_set
-from steppe.report.table import Row, Stat, name_row
+from steppe.report.significance import Difference, accuracy_interval, difference
+from steppe.report.table import Row, name_row
 
 Sentence = list[tuple[str, bool]]
 """Pieces of text, each with whether it is emphasised."""
 
-BETTER, WORSE, NOISE, ONE_SEED = "better", "worse", "within noise", "one seed"
+BETTER, WORSE, NO_DIFFERENCE, ONE_SEED = "better", "worse", "not significant", "one seed"
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Whether the difference means something."""
+        """Whether the difference is significant."""
         if self.found.one_seed:
             return ONE_SEED
-        if not self.found.shown:
-            return NOISE
+        if not self.found.significant:
+            return NO_DIFFERENCE
         return BETTER if self.difference > 0 else WORSE
 
 
@@ -113,13 +113,13 @@ def overall(rows: Sequence[Row]) -> Sentence | None:
     count = Counter(name_row(row, group) for group, row in best)
     (name, wins), *others = count.most_common()
     clear = sum(
-        name_row(row, group) == name and row.test_accuracy.std is not None and not _as_good(row, group)
+        name_row(row, group) == name and row.test_accuracy.std is not None and not _matching(row, group)
         for group, row in best
     )
     start = f"{wins} of {len(best)} test sets"
-    sure = f", set apart from every other row on {clear if clear < wins else 'all'} of them"
-    if clear == 0:
-        sure = ", but on none of them set apart from every other row"
+    sure = (
+        f", significantly so on {clear if clear < wins else 'all'} of them" if clear else ", but nowhere significantly"
+    )
     if others and others[0][1] == wins:
         sure += f"; {others[0][0]} is on as many"
     return [(name, True), (" is the most accurate on ", False), (start, True), (f"{sure}.", False)]
@@ -152,44 +152,44 @@ def headline(rows: Sequence[Row]) -> Sentence:
             return [("No run has a test result", True), (": all of them failed.", False)]
         if tried := [row for row in rows if row.val_accuracy.mean is not None]:
             leader = max(tried, key=lambda row: (row.val_accuracy.mean or 0.0, -_seconds(row)))
-            leads = (
-                f" leads on the validation images, at {percent(leader.val_accuracy.mean)}; none has been tested yet."
-            )
+            leads = f" leads with {percent(leader.val_accuracy.mean)} on the validation images; none is tested yet."
             return [(name_row(leader, rows), True), (leads, False)]
         return [("No run has finished yet", True), (", so there is no test accuracy to compare.", False)]
-    accuracy, sure = best.test_accuracy, _surely(best)
-    others = [row for row in rows if row is not best and row.test_accuracy.mean is not None]
-    if not others:
-        reaches = f" reaches {percent(accuracy.mean)} test accuracy {sure}."
-        return [(name_row(best, rows), True), (reaches, False)]
-    verb = (" is the most accurate, at ", False)
-    doubt = ": chance is not ruled out" if accuracy.std is None else _rivals(best, rows)
-    return [(name_row(best, rows), True), verb, (percent(accuracy.mean), True), (f" {sure}{doubt}.", False)]
+    accuracy, name = best.test_accuracy, name_row(best, rows)
+    if sum(row.test_accuracy.mean is not None for row in rows) == 1:
+        return [(name, True), (" gets ", False), (percent(accuracy.mean), True), (" of the test images right.", False)]
+    end = " with one seed, so this may be chance" if accuracy.std is None else _describe_rivals(best, rows)
+    return [(name, True), (" is the most accurate: ", False), (percent(accuracy.mean), True), (f"{end}.", False)]
 
 
 def supporting(rows: Sequence[Row]) -> list[Sentence]:
-    """What belongs beside the headline: the surest row where the best has one seed, and the cheapest as good."""
+    """Say what belongs beside the headline: the interval, the best with several seeds, the cheapest that matches."""
     best = best_row(rows)
-    if best is None or sum(row.test_accuracy.mean is not None for row in rows) < 2:
+    if best is None:
         return []
-    out: list[Sentence] = []
-    leader, it = best, "it"
+    out = _describe_interval(best)
+    if sum(row.test_accuracy.mean is not None for row in rows) < 2:
+        return out
+    leader = best
     if best.test_accuracy.std is None:
         sure = best_row([row for row in rows if row.test_accuracy.std is not None])
         if sure is None:
-            return []
-        leader, it = sure, "that"
-        text = f" leads with {percent(sure.test_accuracy.mean)} {_surely(sure)}."
+            return out
+        leader = sure
+        text = f" leads with {percent(sure.test_accuracy.mean)}."
         out.append([("Of the rows with several seeds, ", False), (name_row(sure, rows), True), (text, False)])
-    cheaper = [row for row in _as_good(leader, rows) if _seconds(row) < 0.99 * _seconds(leader)]  # less is noise
+    elif doubtful := _doubtful(best, rows):
+        who = _list_names(doubtful, rows)
+        out.append([(f"Too few seeds to compare it with {who}.", False)])
+    cheaper = [row for row in _matching(leader, rows) if _seconds(row) < 0.99 * _seconds(leader)]  # less is noise
     if not cheaper:
-        return [*out, [(f"No row that trains faster is as good as {it}.", False)]]
+        return [*out, [("No row that trains faster matches it.", False)]]
     cheap = min(cheaper, key=_seconds)
     accuracy = percent(cheap.test_accuracy.mean, cheap.test_accuracy.std)
     seeds = "" if cheap.test_accuracy.n > 1 else " (one seed)"
-    times = f"{duration(cheap.time_s.mean)} of training instead of {duration(leader.time_s.mean)}"
-    start = (f"The cheapest that is as good as {it}, for all that can be told, is ", False)
-    return [*out, [start, (name_row(cheap, rows), True), (f": {accuracy}{seeds} after {times}.", False)]]
+    times = f"after {duration(cheap.time_s.mean)} instead of {duration(leader.time_s.mean)}"
+    start = ("The fastest without a significant difference is ", False)
+    return [*out, [start, (name_row(cheap, rows), True), (f": {accuracy}{seeds} {times}.", False)]]
 
 
 def compare(rows: Sequence[Row], layout: Layout) -> list[Comparison]:
@@ -237,79 +237,70 @@ def _tell_one(budget: str, sharp: str, plain: str, group: Sequence[Comparison], 
         if one.difference == 0:
             by = "exactly as accurate as"
         sure = {
-            NOISE: "within noise",
-            ONE_SEED: "with one seed, so it may be chance",
-            BETTER: "more than chance explains",
-            WORSE: "more than chance explains",
+            NO_DIFFERENCE: "no significant difference",
+            ONE_SEED: "one seed, so it may be chance",
+            BETTER: "a significant difference",
+            WORSE: "a significant difference",
         }[one.verdict]
         return [*start, (f" is {by} ", False), (plain, True), (f": {sure}.", False)]
-    count = {word: sum(c.verdict == word for c in group) for word in (BETTER, WORSE, NOISE, ONE_SEED)}
+    count = {word: sum(c.verdict == word for c in group) for word in (BETTER, WORSE, NO_DIFFERENCE, ONE_SEED)}
     singles = [c.difference for c in group if c.verdict == ONE_SEED]
     ahead = f"{sum(d > 0 for d in singles)} of {len(singles)}"
     tested = len(group) - len(singles)
     if not tested:
-        end = f" in {ahead} {things}, with one seed each, so it may be chance."
+        end = f" in {ahead} {things}; with one seed each it may be chance."
         return [*start, (" is ahead of ", False), (plain, True), (end, False)]
-    rest = [f"{count[word]} {word}" for word in (NOISE, WORSE) if count[word]]
-    end = f" in {count[BETTER]} of {tested} {things} with several seeds"
+    rest = [f"{count[word]} {word}" for word in (NO_DIFFERENCE, WORSE) if count[word]]
+    end = f" significantly in {count[BETTER]} of {tested} {things}"
     end += f" ({', '.join(rest)})" if rest else ""
-    end += f", and is ahead in {ahead} with one seed only" if singles else ""
+    end += f". With one seed, it leads in {ahead}" if singles else ""
     return [*start, (" beats ", False), (plain, True), (f"{end}.", False)]
 
 
-def _surely(row: Row) -> str:
-    """Over how many seeds and test images an accuracy is, and the interval that these leave."""
-    n, images = row.test_accuracy.n, row.test_images
-    base = "with one seed" if n == 1 else f"over {n} seeds"
+def _describe_interval(row: Row) -> list[Sentence]:
+    """Say within which interval a row's accuracy lies, and what that counts."""
     interval = accuracy_interval(row)
     if interval is None:
-        return base
+        return []
     low, high = (f"{100 * edge:.1f}" for edge in interval)
-    if n == 1:
-        return f"{base} ({low} to {high} by the choice of {images:,.0f} test images)"
-    of = f" and {images:,.0f} test images" if images else ""
-    return f"{base}{of} (95 %: {low} to {high})"
+    seeds = f"{row.test_accuracy.n} seeds" if row.test_accuracy.n > 1 else "one seed"
+    of = f" and {row.test_images:,.0f} test images" if row.test_images else ""
+    return [[(f"Its 95 % interval is {low} to {high} %, from {seeds}{of}.", False)]]
 
 
-def _rivals(best: Row, rows: Sequence[Row]) -> str:
-    """Who is as good as the best, and who is so little known that it might be."""
+def _describe_rivals(best: Row, rows: Sequence[Row]) -> str:
+    """Say which rows do not differ significantly from the best."""
+    matching = _matching(best, rows)
+    if matching:
+        return f", with no significant difference to {_list_names(matching, rows)}"
+    return "" if _doubtful(best, rows) else ", significantly ahead of all others"
+
+
+def _list_names(some: Sequence[Row], rows: Sequence[Row]) -> str:
+    """Name one or two rows; count more."""
+    if len(some) <= 2:
+        return " and ".join(name_row(row, rows) for row in some)
     others = sum(row.test_accuracy.mean is not None for row in rows) - 1
-    good, doubtful = _as_good(best, rows), _doubtful(best, rows)
-    out = ""
-    if good:
-        who = f"all {others} other rows" if len(good) == others else f"{len(good)} of {others} other rows"
-        if len(good) <= 2:
-            who = " and ".join(name_row(row, rows) for row in good)
-        out = f"; {who} {'is' if len(good) == 1 else 'are'} as good, for all that can be told"
-    if doubtful:
-        who = f"{len(doubtful)} {'others' if good else 'other rows'}"
-        if len(doubtful) <= 2:
-            who = " and ".join(f"{name_row(row, rows)} ({_with_seeds(row.test_accuracy)})" for row in doubtful)
-        out += f"; too little is known of {who} to rule {'it' if len(doubtful) == 1 else 'them'} out"
-    return out
+    return f"all {others} other rows" if len(some) == others else f"{len(some)} of {others} other rows"
 
 
-def _with_seeds(accuracy: Stat) -> str:
-    return f"{percent(accuracy.mean)}, {'one seed' if accuracy.n == 1 else f'{accuracy.n} seeds'}"
-
-
-def _not_apart(best: Row, rows: Sequence[Row]) -> list[Row]:
-    """The other rows that chance cannot tell from the best."""
+def _not_significant(best: Row, rows: Sequence[Row]) -> list[Row]:
+    """List the other rows without a significant difference to the best."""
     others = [row for row in rows if row is not best and row.test_accuracy.mean is not None]
-    return [row for row in others if not difference(best, row).shown]
+    return [row for row in others if not difference(best, row).significant]
 
 
-def _as_good(best: Row, rows: Sequence[Row]) -> list[Row]:
-    """Those of them that reach what the best itself may be worth."""
+def _matching(best: Row, rows: Sequence[Row]) -> list[Row]:
+    """List those of them that reach the interval of the best."""
     interval = accuracy_interval(best)
     low = -math.inf if interval is None else interval[0]
-    return [row for row in _not_apart(best, rows) if (row.test_accuracy.mean or 0.0) >= low]
+    return [row for row in _not_significant(best, rows) if (row.test_accuracy.mean or 0.0) >= low]
 
 
 def _doubtful(best: Row, rows: Sequence[Row]) -> list[Row]:
-    """The others of them: far below, with seeds so few or so far apart that this may be chance."""
-    good = _as_good(best, rows)
-    return [row for row in _not_apart(best, rows) if row not in good]
+    """List the others: below the interval of the best, with too few seeds to be significant."""
+    matching = _matching(best, rows)
+    return [row for row in _not_significant(best, rows) if row not in matching]
 
 
 def _is_plain_twin(plain: Row, sharp: Row) -> bool:

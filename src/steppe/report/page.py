@@ -14,12 +14,12 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from steppe.report import findings
-from steppe.report.answer import told_by_studies
 from steppe.report.facts import count_troubles, describe_noise, list_troubles, overview_facts, run_card, so_far
 from steppe.report.figures import CURVES, FLATNESS, PROGRESS, costs_known, figure_data
+from steppe.report.fitted import draw_search, explain_search, list_mistakes, read_search
+from steppe.report.glance import sum_up
 from steppe.report.layout import lay_out
 from steppe.report.measured import BLOCKS, measured_data, settings_notes
 from steppe.report.parts import Part, summarise_parts
@@ -32,9 +32,9 @@ from steppe.report.table import Row, name_row
 from steppe.report.tables import summary_table, verdict_matrix
 from steppe.runs import Output, Run
 
-_SCRIPTS = "base tables plots legend cost curves flatness surface geometry robustness confusion attention"
+_SCRIPTS = "base tables charts plots legend cost search curves flatness surface geometry robustness confusion attention"
 _SCRIPTS += " scalars copy live start"
-_STYLES = "page measured"
+_STYLES = "page glance measured"
 
 PAGE = Output("a page", re.compile(rb'\A[^\0]*<meta name="generator" content="steppe">'))
 """How a page of ours is known among the files of others."""
@@ -77,7 +77,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         parts: the runs, each study's by themselves.
         title: the page's title; default: the study's, or one made from the runs.
         version: of a page that is served and renews itself: what it was made from.
-        bare: leave scripts and styles out, for a page that has them already.
+        bare: leave the script and the styles out, for a page that has them already.
     """
     records = [record for part in parts for record in part.records]
     rows = summarise_parts(parts)
@@ -94,9 +94,12 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
     published = published_parts(parts)
     names = {run_id: name_row(row, rows) for row in rows for run_id in row.run_ids} if len(rows) > 1 else {}
     anchors = {record.id: f"run-{index}" for index, record in enumerate(records)}
-    scripts = {} if bare else {"plotly": get_plotlyjs(), "page": page_script()}
-    headlines, statements = told_by_studies(parts, rows, published)
+    script = "" if bare else page_script()
+    search = read_search(parts[0]) if len(parts) == 1 else None
+    glance = sum_up(parts, rows, published, search)
+    mistakes = list_mistakes(records, names)
     troubles = list_troubles(parts, names)
+    has_curves = any(record.metrics for record in records)
     one = parts[0] if len(parts) == 1 else Part([])
     loader = PackageLoader("steppe.report", "templates")
     environment = Environment(
@@ -107,18 +110,22 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         title=title or one.text("title") or one.text("name") or _default_title(rows, parts),
         study_name=one.text("name"),
         question=one.text("question"),
-        headlines=headlines,
+        headline=glance.headline,
+        glance=glance.table,
+        search=None if search is None else {"answer": search.answer, "how": explain_search(search)},
+        chart="search" if search else "cost" if len(measured) > 1 else "curves" if has_curves else "",
+        mistakes=mistakes,
         statements=[
-            *statements,
-            *(told if len(told) <= 6 else []),
+            *glance.more,
             *([] if measured else so_far(records, names)),
         ],
         empty=not records,
         facts=overview_facts(records, rows, images),
         published=published,
         verdicts=verdict_matrix(comparisons, layout),
+        told=told if len(told) <= 6 else [],
         table=summary_table(rows),
-        has_curves=any(record.metrics for record in records),
+        has_curves=has_curves,
         has_flatness=sum(row.noise_loss.mean is not None for row in rows) > 1,
         has_accuracy=len(measured) > 1,
         noise=describe_noise(records),
@@ -130,7 +137,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         measured_panels=_measured_panels(shown, range(len(subjects)), layout.panels),
         attention_panels=_measured_panels(shown, [one["subject"] for one in shown["attention"]], layout.panels),
         has_geometry=any(shown[key] for key in ("landscapes", "lines", "betweens", "spectra", "blocks", "attention")),
-        has_robustness=any(shown[key] for key in ("corruptions", "reliability", "confusions")),
+        has_robustness=any(shown[key] for key in ("corruptions", "reliability")),
         block_choices={kind: text for kind, text in BLOCKS.items() if kind in shown["blocks"]},
         several_seeds=any(not subject.first for subject in subjects),
         notes=defaultdict(dict, settings_notes(subjects)),
@@ -148,10 +155,16 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         runs=[run_card(record, anchors[record.id], names.get(record.id, "")) for record in records],
         last_finished=_last_finished(records),
         css="" if bare else Markup("\n".join(_asset(f"styles/{name}.css") for name in _STYLES.split())),
-        scripts={name: Markup(text) for name, text in scripts.items()},
-        script_hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in scripts.values()),
+        script=Markup(script),
+        script_hash=f"'sha256-{_sha256(script)}'",
         version=version,
-        blob=Markup(embed_json(figure_data(rows, records, layout) | shown | {"scalars": every_scalar(subjects)})),
+        blob=Markup(
+            embed_json(
+                figure_data(rows, records, layout)
+                | shown
+                | {"scalars": every_scalar(subjects), "search": None if search is None else draw_search(search, rows)}
+            )
+        ),
     )
 
 
@@ -161,7 +174,7 @@ def _keep_together(title: str) -> str:
 
 
 def page_script() -> str:
-    """The page's own script: its parts, in their order, in one scope."""
+    """Join the parts of the page's script, in their order, in one scope."""
     parts = [_asset(f"scripts/{name}.js") for name in _SCRIPTS.split()]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 

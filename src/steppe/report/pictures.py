@@ -59,22 +59,50 @@ def read_attention(record: Record, budget: PictureBudget) -> dict[str, Any] | No
     return None
 
 
+def cut_row(path: Path, count: int, budget: PictureBudget) -> list[str]:
+    """Cut a JPEG file with one row of square pictures into data URIs; empty where it cannot be read.
+
+    Args:
+        path: the file.
+        count: how many pictures it holds.
+        budget: what the page has room for.
+    """
+    row = _decode(path, "JPEG")
+    if row is None or row.width != row.height * count:
+        return []
+    cells = []
+    for place in range(count):
+        out = io.BytesIO()
+        row.crop((place * row.height, 0, (place + 1) * row.height, row.height)).save(out, "JPEG", quality=80)
+        cells.append(out.getvalue())
+    if not budget.take(sum(map(len, cells))):
+        return []
+    return ["data:image/jpeg;base64," + base64.b64encode(cell).decode() for cell in cells]
+
+
 def shrink(path: Path) -> tuple[bytes, tuple[int, int]] | None:
     """A PNG as a small WebP, with its size before; None where there is no picture that can be read."""
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            return None
-        with open_plain(path) as file, Image.open(file, formats=["PNG"]) as picture:
-            size = picture.size
-            if size[0] * size[1] > _MOST_PIXELS:
-                return None
-            shown = picture.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    shown = _decode(path, "PNG")
+    if shown is None:
         return None
+    size = shown.size
     if shown.width > _WIDEST:
         shown = shown.resize((_WIDEST, max(1, round(shown.height * _WIDEST / shown.width))), Image.Resampling.LANCZOS)
     sharp = _encode(shown, lossless=True)  # enlarged pixels and flat colours take little as they are
     return (sharp if len(sharp) <= _SMALL else _encode(shown, quality=82)), size
+
+
+def _decode(path: Path, kind: str) -> Image.Image | None:
+    """Read a picture of one kind; None where there is none, or one that is too large."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            return None
+        with open_plain(path) as file, Image.open(file, formats=[kind]) as picture:
+            if picture.width * picture.height > _MOST_PIXELS:
+                return None
+            return picture.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
 
 
 def _encode(picture: Image.Image, **options: Any) -> bytes:

@@ -12,7 +12,7 @@ from steppe.errors import RunError
 from steppe.report.numbers import number
 from steppe.runs import Run, is_locked
 
-_FILES = ("cost.json", "geometry.json", "env.json", "data.json", "robustness.json")
+_FILES = ("cost.json", "geometry.json", "env.json", "data.json", "robustness.json", "mistakes.json")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Record:
     env: dict[str, Any]
     data: dict[str, Any]
     robustness: dict[str, Any]
+    mistakes: dict[str, Any]
     path: Path
 
 
@@ -62,14 +63,12 @@ def read_record(run: Run) -> Record:
     if status not in ("finished", "failed"):
         status = "unfinished"
     reason = str(summary.get("reason") or "no reason was recorded") if status == "failed" else ""
-    cost, geometry, env, data, robustness = (read(name) for name in _FILES)
+    found = {name.removesuffix(".json"): read(name) for name in _FILES}
     running = status == "unfinished" and is_locked(run.path)
     if status == "unfinished":
         reason = str(summary.get("reason") or _progress(config, metrics, running))
     reason = "; ".join([*([reason] if reason else []), *damage])
-    return Record(
-        run.id, config, status, running, reason, summary, metrics, cost, geometry, env, data, robustness, run.path
-    )
+    return Record(run.id, config, status, running, reason, summary, metrics, **found, path=run.path)
 
 
 def _progress(config: RunConfig, metrics: Sequence[Mapping[str, Any]], running: bool) -> str:
@@ -103,6 +102,20 @@ def with_unique_ids(records: list[Record]) -> list[Record]:
         seen[record.path.name] = times = seen.get(record.path.name, 0) + 1
         out.append(record if times == 1 else replace(record, id=f"{record.path.name} ({times})"))
     return out
+
+
+def class_names(records: Sequence[Record], count: int | None = None) -> tuple[str, ...]:
+    """Return the names in the first `data.json` that has them; numbers where none names so many.
+
+    Args:
+        records: runs on the same classes.
+        count: how many classes there are; None takes what is there.
+    """
+    for record in records:
+        names = record.data.get("classes")
+        if isinstance(names, list) and len(names) == (len(names) if count is None else count):
+            return tuple(str(name)[:200] for name in names)
+    return tuple(map(str, range(count or 0)))
 
 
 def dig(value: Any, *keys: str) -> Any:

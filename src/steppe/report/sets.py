@@ -36,10 +36,15 @@ def judged_by(rows: Sequence[Row]) -> str:
     return "val_accuracy" if tried else "test_accuracy"
 
 
+def short_name(data: str) -> str:
+    """Shorten the name of a data set that is a folder to the folder's own name."""
+    return data.rstrip("/").rsplit("/", 1)[-1] or data
+
+
 def name_test_sets(rows: Sequence[Row]) -> list[str]:
     """Name the test images of every row: the data set, and where one name has several, what makes them differ."""
     sets = [images_of(row) for row in rows]
-    short = {s.name: s.name.rstrip("/").rsplit("/", 1)[-1] or s.name for s in sets}
+    short = {s.name: short_name(s.name) for s in sets}
     if len(set(short.values())) < len(short):  # folders of one name in different places
         short = {name: name for name in short}
     out = []

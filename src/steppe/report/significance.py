@@ -1,8 +1,8 @@
-"""Which rows chance can tell apart: the rule of `steppe compare`, on what a report can read.
+"""Which rows differ significantly: the rule of `steppe compare`, on what a report can read.
 
-Over seeds Student's t decides, seed by seed where both rows have the same seeds. The choice of test images counts by
-the runs' own answers, image by image, where every run kept them; where not, by the binomial spread of both accuracies,
-which is as a rule wider: it does not know that both rows met the same images. So a row hardly ever beats another
+Over seeds Student's t decides, seed by seed where both rows have the same seeds. The choice of test images counts too.
+Where every run kept its answers, the images are compared one by one. Otherwise the binomial spread of both accuracies
+is used, which is usually wider: it ignores that both rows met the same images. A row is therefore hardly ever better
 here where `steppe compare` sees no difference.
 """
 
@@ -27,18 +27,17 @@ class Difference:
 
     middle: float
     half: float | None
-    """of its 95 % interval: over seeds and images, or over images where a row has one seed; None where neither is
-    known"""
+    """half of the 95 % interval: over seeds and images, or over images alone with one seed; None where unknown"""
     one_seed: bool
 
     @property
-    def shown(self) -> bool:
-        """Whether the interval leaves zero out."""
+    def significant(self) -> bool:
+        """Whether the interval excludes zero."""
         return self.half is not None and abs(self.middle) > self.half
 
 
 def difference(row: Row, other: Row) -> Difference:
-    """How much more accurate a row is than another of the same test images, and how sure that is.
+    """Compare a row's accuracy with that of another of the same test images.
 
     Args:
         row: with a test accuracy.
@@ -52,7 +51,7 @@ def difference(row: Row, other: Row) -> Difference:
 
 
 def accuracy_interval(row: Row) -> Interval | None:
-    """The 95 % interval of a row's accuracy, over seeds and test images; None where neither says anything."""
+    """Return the 95 % interval of a row's accuracy, over seeds and test images; None where neither has a spread."""
     mean = statistics.fmean(row.accuracies.values())
     half = half_interval(mean_error(list(row.accuracies.values()))) if len(row.accuracies) > 1 else 0.0
     low, high = share_interval(mean, row.test_images) if row.test_images and 0 <= mean <= 1 else (mean, mean)
@@ -62,7 +61,7 @@ def accuracy_interval(row: Row) -> Interval | None:
 
 
 def _image_error(row: Row, other: Row) -> float | None:
-    """The standard error of the difference over test images; None where their number is not known."""
+    """Return the standard error of the difference over test images; None where their number is unknown."""
     hits, others = _mean_hits(row), _mean_hits(other)
     if hits is not None and others is not None and len(hits) == len(others) > 1:
         return float((hits - others).std() / math.sqrt(len(hits)))
@@ -72,7 +71,7 @@ def _image_error(row: Row, other: Row) -> float | None:
 
 
 def _mean_hits(row: Row) -> NDArray[np.float64] | None:
-    """For every test image the share of the row's runs that are right; None where a run kept no answers."""
+    """Return for every test image the share of the row's runs that are right; None where a run kept no answers."""
     found = []
     for folder in row.folders.values():
         try:

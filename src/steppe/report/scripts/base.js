@@ -1,11 +1,10 @@
 // What all parts of the page's script share. The parts are put together, in the order that page.py names, in one scope.
-// Names in the data are not trusted: they reach the page as textContent, and Plotly through escape().
+// Names in the data are not trusted: they reach the page as textContent.
 const root = document.documentElement;
 const $ = (selector, from = document) => from.querySelector(selector);
 const $$ = (selector, from = document) => [...from.querySelectorAll(selector)];
 const element = (tag, name = "", text = "") => Object.assign(document.createElement(tag), { className: name, textContent: text });
 const announce = (text) => { $("#announce").textContent = text; };
-const escape = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
 const cut = (text, limit) => (text.length > limit ? `${text.slice(0, Math.ceil(limit / 2))}…${text.slice(1 - Math.floor(limit / 2))}` : text);
 const known = (values) => values.filter((v) => v !== null && Number.isFinite(v));
 const onPhone = () => window.innerWidth < 700;

@@ -61,23 +61,19 @@ function drawConfusion(one, other, names) {
   const cells = kept.map((label) => {
     const whole = (entry, counts) => entry.sizes[label] - kept.reduce((sum, answer) => sum + counts[label][answer], 0);
     const line = kept.map((answer) => cellOf(one, other, matrix, second, names, label, answer));
-    return rest ? [...line, describeCell(one, other, label, whole(one, matrix), second && whole(other, second), `<b>${escape(cut(names[label], 40))}</b> taken for a class without a column`, "other")] : line;
+    return rest ? [...line, describeCell(one, other, label, whole(one, matrix), second && whole(other, second), `${cut(names[label], 40)} taken for a class without a column`, "other")] : line;
   });
   const columns = rest ? [...labels, "others"] : labels;
   const largest = Math.max(0.02, ...cells.flat().filter(({ kind }) => kind === "wrong" || (other && kind === "right")).map(({ share }) => Math.abs(share ?? 0)));
-  const part = (wanted, scale) => ({
-    type: "heatmap", x: columns, y: labels, xgap: cell > 8 ? 1 : 0, ygap: cell > 8 ? 1 : 0, showscale: false, hoverinfo: "text", hoverongaps: false,
-    z: cells.map((line) => line.map((one) => (wanted(one) ? one.worth : null))), hovertext: cells.map((line) => line.map(({ hover }) => hover)),
-    ...scale,
-  });
-  const ramp = (name, bend) => [0, 0.05, 0.2, 0.5, 1].map((at) => [at, mixed(colour("card"), colour(name), at ** bend)]);
-  const traces = other
-    ? [part(() => true, { zmin: -largest, zmax: largest, colorscale: [-1, -0.5, -0.2, 0, 0.2, 0.5, 1].map((at) => [(at + 1) / 2, `rgb(${contrast(at).join()})`]) })]
-    : Object.entries(SHADES).map(([kind, [ink, bend]]) => part((one) => one.kind === kind, { zmin: 0, zmax: kind === "wrong" ? largest : 1, colorscale: ramp(ink, bend) }));
-  if (cell >= NUMBERED_CELL) traces.push(numbersOn(cells, columns, labels, cell > 36 ? 13 : cell > 25 ? 11 : 10, (one) => shadeOf(one, other, largest)));
-  const named = { type: "category", showgrid: false, tickfont: { size: cell < 12.5 ? 9 : 12, color: colour("ink") } };
-  Object.assign(layout.xaxis, named, { tickangle: Math.max(...columns.map((text) => text.length)) * 7 > cell ? -60 : 0 });
-  Object.assign(layout.yaxis, named, { autorange: "reversed" });
+  const shade = (one) => (one.worth === null ? null : shadeOf(one, other, largest));
+  const traces = [{
+    type: "heat", x: columns, y: labels, z: cells.map((line) => line.map(({ worth }) => worth)),
+    inks: cells.map((line) => line.map(shade)), hover: cells.map((line) => line.map(({ hover }) => hover)),
+  }];
+  if (cell >= NUMBERED_CELL) traces.push(numbersOn(cells, columns, labels, cell > 36 ? 13 : cell > 25 ? 11 : 10, shade));
+  const named = { type: "category", grid: false, size: cell < 12.5 ? 9 : 12, ink: "ink", least: cell < 12.5 ? 10 : 12 };
+  Object.assign(layout.xaxis, named, { turn: Math.max(...columns.map((text) => text.length)) * 7 > cell ? -60 : 0 });
+  Object.assign(layout.yaxis, named, { reversed: true });
   layout.xaxis.title.text = "answer";
   layout.yaxis.title.text = onPhone() ? "" : "class";
   draw(plot, traces, layout);
@@ -94,8 +90,8 @@ function shadeOf({ kind, worth }, other, largest) {
 function numbersOn(cells, columns, labels, size, shade) {
   const shown = cells.flatMap((line, y) => line.map((one, x) => ({ ...one, x: columns[x], y: labels[y] }))).filter(({ text }) => text);
   return {
-    type: "scatter", mode: "text", hoverinfo: "skip", x: shown.map(({ x }) => x), y: shown.map(({ y }) => y), text: shown.map(({ text }) => text),
-    textfont: { size, color: shown.map((one) => (luminance(shade(one)) > 0.179 ? "#000" : "#fff")) },
+    mode: "text", size, x: shown.map(({ x }) => x), y: shown.map(({ y }) => y), text: shown.map(({ text }) => text),
+    inks: shown.map((one) => (luminance(shade(one)) > 0.179 ? "#000" : "#fff")),
   };
 }
 
@@ -113,15 +109,15 @@ function mapSize(plot, labels, columns) {
   return cell;
 }
 
-// Short names, safe for Plotly, no two alike: the axis would take them for one class.
+// Short names, no two alike: the axis would take them for one class.
 function uniqueLabels(names) {
-  const short = names.map((name) => escape(cut(name, onPhone() ? 12 : 22)));
+  const short = names.map((name) => cut(name, onPhone() ? 12 : 22));
   return short.map((text, i) => (short.indexOf(text) === i && text !== "others" ? text : `${text} (${i})`));
 }
 
 function cellOf(one, other, matrix, second, names, label, answer) {
-  const said = label === answer ? "recognised" : `taken for <b>${escape(cut(names[answer], 40))}</b>`;
-  return describeCell(one, other, label, matrix[label][answer], second?.[label][answer], `<b>${escape(cut(names[label], 40))}</b> ${said}`, label === answer ? "right" : "wrong");
+  const said = label === answer ? "recognised" : `taken for ${cut(names[answer], 40)}`;
+  return describeCell(one, other, label, matrix[label][answer], second?.[label][answer], `${cut(names[label], 40)} ${said}`, label === answer ? "right" : "wrong");
 }
 
 function describeCell(one, other, label, count, otherCount, said, kind) {
@@ -130,7 +126,7 @@ function describeCell(one, other, label, count, otherCount, said, kind) {
   return {
     kind, share: value, worth: value === null ? null : other && kind !== "right" ? -value : value,
     text: rounded === 0 ? "" : other ? signed(rounded / 100).replace(".0", "") : String(rounded),
-    hover: `${said}<br>${count} of ${one.sizes[label]}: ${inPercent(share)}${other ? `<br>less ${inPercent(from)}: ${signed(value)}` : ""}`,
+    hover: [said, `${count} of ${one.sizes[label]}: ${inPercent(share)}`, other ? `less ${inPercent(from)}: ${signed(value)}` : ""],
   };
 }
 

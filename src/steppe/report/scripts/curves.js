@@ -2,7 +2,7 @@
 function drawCurves() {
   const holder = $("#plot-curves");
   if (!holder) return;
-  const metric = chosen("metric"), progress = chosen("progress");
+  const metric = $("#metric").value, progress = $("#progress").value;
   const panel = $("#panel")?.value ?? "all";
   const wanted = data.panels.map((_, i) => i).filter((i) => panel === "all" || String(i) === panel);
   const rows = visible().filter((row) => row.curve && wanted.includes(row.panel));
@@ -12,7 +12,7 @@ function drawCurves() {
     const layout = baseLayout();
     Object.assign(layout.yaxis, axis, { ticksuffix: isShare(metric) ? " %" : "" });
     layout.xaxis.title.text = data.titles[progress];
-    layout.xaxis.rangemode = "tozero";
+    layout.xaxis.fromZero = true;
     const own = rows.filter((row) => row.panel === wanted[place]);
     draw(plot, own.flatMap((row) => curveTraces(row, metric, progress)), layout);
   });
@@ -39,16 +39,16 @@ function curveTraces(row, metric, progress) {
     const edge = (sign) => inside.map((i) => y[i] + sign * std[i] * factor);
     traces.push({
       x: [...inside.map((i) => x[i]), ...inside.map((i) => x[i]).reverse()], y: [...edge(1), ...edge(-1).reverse()],
-      fill: "toself", mode: "lines", line: { width: 0 }, fillcolor: colour(hue(row.series), 0.16), hoverinfo: "skip",
+      fill: colour(hue(row.series), 0.16), mode: "lines",
     });
   }
   traces.push({
-    x, y, mode: known(y).length > 1 ? "lines" : "markers", hoverinfo: "text",
+    x, y, mode: known(y).length > 1 ? "lines" : "markers",
     line: { color: ink, width: 2, dash: dash(row.series) }, marker: { color: ink, size: 8 },
-    hovertext: y.map((v, i) => `<b>${escape(cut(data.series[row.series], 60))}</b><br>epoch ${row.curve.x.epoch[i]}: ${digits(v, 4)}${isShare(metric) ? " %" : ""}${std && std[i] !== null ? ` ± ${digits(std[i] * factor, 2)}` : ""}`),
+    hover: y.map((v, i) => [cut(data.series[row.series], 60), `epoch ${row.curve.x.epoch[i]}: ${digits(v, 4)}${isShare(metric) ? " %" : ""}${std && std[i] !== null ? ` ± ${digits(std[i] * factor, 2)}` : ""}`]),
   });
   return traces;
 }
 
 figures.push(drawCurves);
-starts.push(() => onChange('input[name="metric"], input[name="progress"], #panel', drawCurves));
+starts.push(() => onChange("#metric, #progress, #panel", drawCurves));

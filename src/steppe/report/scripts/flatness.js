@@ -16,22 +16,20 @@ function drawFlatness() {
   const traces = rows.map((row) => {
     const [mean, std] = row.values[measure];
     return {
-      x: [mean], y: [place(row)], mode: "markers", hoverinfo: "text",
-      marker: { size: 11, color: colour(hue(row.series)), symbol: `circle${open(row.series)}`, line: { width: open(row.series) ? 2 : 0, color: colour(hue(row.series)) } },
-      error_x: { type: "data", array: [std || 0], visible: Boolean(std), width: 0, thickness: 2, color: colour(hue(row.series), 0.6) },
-      hovertext: [`<b>${escape(cut(row.name, 60))}</b><br>${data.titles[measure].toLowerCase()} ${withSpread(row, measure)}`],
+      x: [mean], y: [place(row)], mode: "markers",
+      marker: { size: 11, color: colour(hue(row.series)), hollow: isHollow(row.series), rim: 0 },
+      error_x: std ? { array: [std], thickness: 2, color: colour(hue(row.series), 0.6) } : null,
+      hover: [[cut(row.name, 60), `${data.titles[measure].toLowerCase()} ${withSpread(row, measure)}`]],
     };
   });
   const values = rows.map((row) => row.values[measure][0]);
-  Object.assign(layout.xaxis, suitsLog(values) ? logAxis(values) : { rangemode: "tozero", zeroline: true });
+  Object.assign(layout.xaxis, suitsLog(values) ? logAxis(values) : { fromZero: true, zero: true });
   layout.xaxis.title.text = onPhone() ? "← flatter" : `← flatter    ${data.titles[measure]}`;
   Object.assign(layout.yaxis, {
-    tickvals: groups.map((_, i) => top[i] + tall[i] / 2), ticktext: groups.map((name) => escape(cut(name, onPhone() ? 14 : 34))),
-    range: [end, 0], showgrid: false, tickfont: { size: 13, color: colour("ink") },
+    tickvals: groups.map((_, i) => top[i] + tall[i] / 2), ticktext: groups.map((name) => cut(name, onPhone() ? 14 : 34)),
+    range: [end, 0], grid: false, size: 13, ink: "ink",
   });
-  layout.shapes = groups.slice(1).map((_, i) => ({
-    type: "line", xref: "paper", x0: 0, x1: 1, y0: top[i + 1], y1: top[i + 1], line: { color: colour("grid"), width: 1 }, layer: "below",
-  }));
+  layout.shapes = groups.slice(1).map((_, i) => ({ y: [top[i + 1], top[i + 1]], ink: colour("grid") }));
   plot.style.height = `${90 + end}px`;
   draw(plot, traces, layout);
 }

@@ -24,7 +24,7 @@ function drawFacets(holder, entries, panelOf, label, traces, finish) {
 }
 
 const subjectOf = (entry) => data.subjects[entry.subject];
-const titleOf = (entry) => `<b>${escape(cut(subjectOf(entry).name, 60))}</b>`;
+const titleOf = (entry) => cut(subjectOf(entry).name, 60);
 
 // ---- landscapes ------------------------------------------------------------------------------------------------
 function drawLandscapes() {
@@ -90,14 +90,14 @@ function startLandscapes() {
 function lineTrace(entry) {
   const { series } = subjectOf(entry), ink = colour(hue(series));
   return [{
-    x: entry.x, y: entry.y, mode: "lines", line: { color: ink, width: 2, dash: dash(series) }, hoverinfo: "text",
-    hovertext: entry.y.map((loss, i) => `${titleOf(entry)}<br>loss ${digits(loss, 4)} at ${digits(entry.x[i])}`),
+    x: entry.x, y: entry.y, mode: "lines", line: { color: ink, width: 2, dash: dash(series) },
+    hover: entry.y.map((loss, i) => [titleOf(entry), `loss ${digits(loss, 4)} at ${digits(entry.x[i])}`]),
   }];
 }
 
 function lossAxis(layout, entries) {
   const values = known(entries.flatMap((entry) => entry.y));
-  Object.assign(layout.yaxis, suitsLog(values) ? logAxis(values) : { range: values.length ? widen([Math.min(...values), Math.max(...values)], 0.06) : undefined });
+  Object.assign(layout.yaxis, suitsLog(values) ? logAxis(values) : { range: values.length ? widen([Math.min(...values), Math.max(...values)], 0.06) : null });
   layout.yaxis.title.text = onPhone() ? "" : "loss";
 }
 
@@ -111,15 +111,15 @@ function drawLines() {
   drawFacets($("#plot-between"), data.betweens.filter((one) => shown(one.subject)), panel, "Loss between runs", betweenTraces, (layout, own, all) => {
     lossAxis(layout, all);
     Object.assign(layout.xaxis, { tickvals: [0, 0.5, 1], ticktext: ["the run", "half way", "the other"] });
-    layout.xaxis.title.text = own.length === 1 ? `${escape(cut(subjectOf(own[0]).name, 30))} → ${escape(cut(own[0].other, 30))}` : "";
+    layout.xaxis.title.text = own.length === 1 ? `${cut(subjectOf(own[0]).name, 30)} → ${cut(own[0].other, 30)}` : "";
   });
 }
 
 function betweenTraces(entry) {
   const ends = [entry.y[0], entry.y[entry.y.length - 1]];
-  const straight = { x: [0, 1], y: ends, mode: "lines", hoverinfo: "skip", line: { color: colour("soft", 0.7), width: 1, dash: "4px,3px" } };
+  const straight = { x: [0, 1], y: ends, mode: "lines", line: { color: colour("soft", 0.7), width: 1, dash: "fine" } };
   const [line] = lineTrace(entry);
-  line.hovertext = entry.y.map((loss) => `${titleOf(entry)}<br>to ${escape(cut(entry.other, 60))}<br>loss ${digits(loss, 4)}<br>barrier ${digits(entry.barrier)}`);
+  line.hover = entry.y.map((loss) => [titleOf(entry), `to ${cut(entry.other, 60)}`, `loss ${digits(loss, 4)}`, `barrier ${digits(entry.barrier)}`]);
   return [straight, { ...line, mode: "lines+markers", marker: { size: 5, color: line.line.color } }];
 }
 
@@ -128,23 +128,26 @@ function drawSpectra() {
   const shown = subjectsShown("geo");
   drawFacets($("#plot-spectrum"), data.spectra.filter((one) => shown(one.subject)), (entry) => subjectOf(entry).panel, "Density of the Hessian's eigenvalues", spectrumTraces, (layout, own, all) => {
     const peak = Math.max(...all.flatMap((one) => known(one.y)));
-    layout.yaxis = { ...layout.yaxis, type: "log", range: [Math.log10(peak) - 7, Math.log10(peak) + 0.4], dtick: 2, tickfont: { size: 10 }, exponentformat: "power" }; // Plotly writes powers larger
+    const powers = Array.from({ length: 5 }, (_, i) => 2 * Math.floor((Math.log10(peak) - 7) / 2) + 2 * i);
+    Object.assign(layout.yaxis, { type: "log", range: [Math.log10(peak) - 7, Math.log10(peak) + 0.4], tickvals: powers.map((power) => 10 ** power), ticktext: powers.map(asPower) });
     layout.yaxis.title.text = onPhone() ? "" : "density";
     layout.xaxis.title.text = "eigenvalue";
-    layout.xaxis.zeroline = true;
+    layout.xaxis.zero = true;
   });
 }
+
+const asPower = (power) => `10${[...String(power)].map((sign) => (sign === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[sign])).join("")}`;
 
 function spectrumTraces(entry) {
   const { series } = subjectOf(entry), ink = colour(hue(series)), lowest = Math.max(...known(entry.y)) * 1e-8;
   const marks = entry.top.map((value) => ({
-    x: [value], y: [lowest * 40], mode: "markers", marker: { symbol: "triangle-down", size: 10, color: ink }, hoverinfo: "text",
-    hovertext: [`${titleOf(entry)}<br>eigenvalue ${digits(value, 4)}`],
+    x: [value], y: [lowest * 40], mode: "markers", marker: { symbol: DOWNWARD, size: 10, color: ink, rim: 0 },
+    hover: [[titleOf(entry), `eigenvalue ${digits(value, 4)}`]],
   }));
   return [{
     x: entry.x, y: entry.y.map((v) => Math.max(v ?? 0, lowest)), mode: "lines",
-    line: { color: ink, width: 1.8, dash: dash(series) }, hoverinfo: "text",
-    hovertext: entry.x.map((x, i) => `${titleOf(entry)}<br>density ${digits(entry.y[i])} at ${digits(x)}`),
+    line: { color: ink, width: 1.8, dash: dash(series) },
+    hover: entry.x.map((x, i) => [titleOf(entry), `density ${digits(entry.y[i])} at ${digits(x)}`]),
   }, ...marks];
 }
 
@@ -154,19 +157,18 @@ function drawBlocks() {
   drawFacets($("#plot-blocks"), found, (entry) => data.rows[entry.row].panel, data.block_titles[kind], (entry) => blockTrace(entry, kind), (layout, own) => {
     const values = own.flatMap((entry) => Object.values(entry.parts).map(([mean]) => mean));
     const log = suitsLog(known(values)) && Math.max(...known(values)) / Math.min(...known(values)) > 40;
-    Object.assign(layout, { barmode: "group", bargap: 0.22, bargroupgap: 0.06 });
-    Object.assign(layout.yaxis, log ? logAxis(known(values), 0.1) : { rangemode: "tozero", zeroline: true, ticksuffix: kind === "active" ? " %" : "" });
-    layout.xaxis.tickangle = own.some((entry) => Object.keys(entry.parts).length > 5) ? -40 : 0;
+    Object.assign(layout.yaxis, log ? logAxis(known(values), 0.1) : { fromZero: true, zero: true, ticksuffix: kind === "active" ? " %" : "" });
+    Object.assign(layout.xaxis, { type: "category", grid: false, least: 16, turn: own.some((entry) => Object.keys(entry.parts).length > 5) ? -40 : 0 });
   });
 }
 
 function blockTrace(entry, kind) {
   const row = data.rows[entry.row], factor = kind === "active" ? 100 : 1, parts = Object.entries(entry.parts), ink = colour(hue(row.series));
   return [{
-    type: "bar", x: parts.map(([name]) => escape(name)), y: parts.map(([, [mean]]) => (mean === null ? null : mean * factor)), hoverinfo: "text",
-    marker: { color: ink, pattern: { shape: parts.map(([, [, , sure]]) => (sure ? "" : "/")), fillmode: "overlay", fgcolor: colour("paper"), size: 6 }, line: { width: 0 } },
-    error_y: { type: "data", array: parts.map(([, [, std]]) => (std ?? 0) * factor), visible: entry.seeds > 1, thickness: 1.5, width: 3, color: colour("soft") },
-    hovertext: parts.map(([name, [mean, std, sure]]) => `<b>${escape(cut(row.name, 60))}</b><br>${escape(name)}: ${digits(mean === null ? null : mean * factor, 4)}${std ? ` ± ${digits(std * factor, 2)}` : ""}${sure ? "" : "<br>not converged"}`),
+    type: "bar", x: parts.map(([name]) => name), y: parts.map(([, [mean]]) => (mean === null ? null : mean * factor)), ink,
+    sure: parts.map(([, [, , sure]]) => sure), // a bar that is not is hatched
+    error_y: entry.seeds > 1 ? { array: parts.map(([, [, std]]) => (std ?? 0) * factor) } : null,
+    hover: parts.map(([name, [mean, std, sure]]) => [cut(row.name, 60), `${name}: ${digits(mean === null ? null : mean * factor, 4)}${std ? ` ± ${digits(std * factor, 2)}` : ""}`, sure ? "" : "not converged"]),
   }];
 }
 

@@ -7,7 +7,7 @@ function glyph(kind, index) {
   shape.setAttribute("d", kind === "lines" ? "M-12 0H12" : kind === "panel" ? GLYPHS[index % 8] : GLYPHS[0]);
   shape.style.cssText = kind === "lines"
     ? `stroke: var(--${hue(index)}); stroke-width: 3; stroke-dasharray: ${{ solid: "none", dash: "7 4", dot: "2 4", dashdot: "7 3 2 3" }[dash(index)]}`
-    : kind !== "panel" && open(index) ? `fill: none; stroke-width: 2; stroke: var(--${hue(index)})`
+    : kind !== "panel" && isHollow(index) ? `fill: none; stroke-width: 2; stroke: var(--${hue(index)})`
       : `fill: var(--${kind === "panel" ? "soft" : hue(index)})`;
   svg.append(shape);
   return svg;
@@ -57,6 +57,5 @@ function toggleSeries(index) {
   $$(`.legend button[data-series="${index}"]`).forEach((b) => b.setAttribute("aria-pressed", String(!hidden.has(name))));
   drawAll();
 }
-
 
 starts.push(buildLegends);

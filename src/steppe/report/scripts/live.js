@@ -46,7 +46,6 @@ function restoreAfterStart(state) {
 function renew(text) {
   const fresh = new DOMParser().parseFromString(text, "text/html");
   const state = remember();
-  $$(".plot").forEach((plot) => Plotly.purge(plot));
   for (const part of ["main", ".top nav", "footer"]) $(part).replaceWith(document.adoptNode($(part, fresh)));
   $("#data").textContent = $("#data", fresh).textContent;
   data = JSON.parse($("#data").textContent);

@@ -1,15 +1,17 @@
-// What the Plotly figures share: marks, colours, axes, panels.
-const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon"];
+// What the figures share: marks, colours, axes, panels.
 const GLYPHS = ["M0-5A5 5 0 1 1-.01-5Z", "M-4.5-4.5h9v9h-9Z", "M0-6 5.5 0 0 6-5.5 0Z", "M0-5.5 5.5 4.5h-11Z",
   "M-2-5h4v3h3v4h-3v3h-4v-3h-3v-4h3Z", "M-5-3-3-5 0-2 3-5 5-3 2 0 5 3 3 5 0 2-3 5-5 3-2 0Z",
   "M0-6 1.6-2 6-2 2.4.8 3.8 5 0 2.4-3.8 5-2.4.8-6-2-1.6-2Z", "M-3-5h6l3 5-3 5h-6l-3-5Z"];
+const DOWNWARD = GLYPHS.length;
+const MARKS = [...GLYPHS, "M0 5.5 5.5-4.5h-11Z"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const hue = (series) => `c${series % 8}`;
 const dash = (series) => DASHES[Math.floor(series / 8) % DASHES.length];
-const open = (series) => (series % 16 < 8 ? "" : "-open"); // a second round of colours has hollow marks
+const isHollow = (series) => series % 16 >= 8; // a second round of colours has hollow marks
 const panelsOf = (indices) => [...new Set(indices)].sort((a, b) => a - b);
 const isShare = (name) => name.endsWith("accuracy");
 const scale = (name) => (isShare(name) ? 100 : 1);
+const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
 function withSpread(row, name) {
   const [mean, std] = row.values[name];
@@ -18,23 +20,7 @@ function withSpread(row, name) {
   return text(mean) + (std ? ` ± ${text(std)}` : "") + (isShare(name) ? " %" : "");
 }
 
-function baseLayout() {
-  const axis = () => ({
-    gridcolor: colour("grid"), linecolor: colour("line"), zerolinecolor: colour("line"), zeroline: false,
-    automargin: true, title: { standoff: 12, font: { size: 13 } }, tickfont: { size: 12 }, ticks: "",
-  });
-  return {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
-    font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("soft") },
-    margin: { l: 12, r: 14, t: 14, b: 12 }, dragmode: onPhone() ? false : "zoom",
-    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { family: getComputedStyle(document.body).fontFamily, color: colour("ink"), size: 13 }, align: "left" },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("soft", 0.6), activecolor: colour("ink") },
-    xaxis: axis(), yaxis: axis(),
-  };
-}
-
-const CONFIG = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
-const draw = (plot, traces, layout) => Plotly.react(plot, traces, layout, CONFIG);
+const baseLayout = () => ({ margin: { t: 14, r: 16 }, xaxis: { title: { text: "" } }, yaxis: { title: { text: "" }, gap: 48 }, shapes: [] });
 
 function widen([low, high], share) {
   const pad = (high - low) * share || Math.abs(high) * 0.02 || 1;
@@ -56,7 +42,6 @@ function logAxis(values, share = 0.06) {
 // One plot for each wanted panel, with its name above; those that are there already are kept.
 function facets(holder, wanted, label) {
   if (holder.dataset.shown !== wanted.join()) {
-    $$(".plot", holder).forEach((old) => Plotly.purge(old));
     holder.replaceChildren(...wanted.map((index) => {
       const box = element("div", "panel"), title = element("h3", ""), plot = element("div", "plot");
       title.textContent = data.panels[index];

@@ -54,17 +54,17 @@ function drawReliability() {
     Object.assign(layout.yaxis, { range: [-2, 105], ticksuffix: " %" });
     layout.xaxis.title.text = "confidence";
     layout.yaxis.title.text = onPhone() ? "" : "accuracy";
-    layout.shapes = [{ type: "line", x0: 0, y0: 0, x1: 100, y1: 100, line: { color: colour("soft", 0.8), width: 1, dash: "4px,3px" }, layer: "below" }];
+    layout.shapes = [{ x: [0, 100], y: [0, 100], dash: "fine" }];
   });
 }
 
 function reliabilityTrace(entry) {
   const row = data.rows[entry.row], ink = colour(hue(row.series)), largest = Math.max(...entry.points.map((point) => point[2]));
   return [{
-    x: entry.points.map(([sure]) => 100 * sure), y: entry.points.map(([, right]) => 100 * right), mode: "lines+markers", hoverinfo: "text",
+    x: entry.points.map(([sure]) => 100 * sure), y: entry.points.map(([, right]) => 100 * right), mode: "lines+markers",
     line: { color: ink, width: 1.5, dash: dash(row.series) },
     marker: { color: ink, size: entry.points.map((point) => 5 + 11 * Math.sqrt(point[2] / largest)), opacity: 0.85 },
-    hovertext: entry.points.map(([sure, right, count]) => `<b>${escape(cut(row.name, 60))}</b><br>${(100 * right).toFixed(1)} % right where ${(100 * sure).toFixed(1)} % sure<br>${count.toLocaleString("en")} images<br>ECE ${digits(entry.ece[0])}`),
+    hover: entry.points.map(([sure, right, count]) => [cut(row.name, 60), `${(100 * right).toFixed(1)} % right where ${(100 * sure).toFixed(1)} % sure`, `${count.toLocaleString("en")} images`, `ECE ${digits(entry.ece[0])}`]),
   }];
 }
 
