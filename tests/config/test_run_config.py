@@ -46,6 +46,7 @@ CHANGES = {
     "data.image_size": 16,
     "data.stored_size": 20,
     "data.fraction": 0.5,
+    "data.label_noise": 0.3,
     "data.variance": 15.0,
     "data.odd_images": "convert",
     "data.learn_from_val": True,

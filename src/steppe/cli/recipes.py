@@ -36,9 +36,12 @@ def recipes(
     if json:
         print_json([_values(recipe) for recipe in known])
         return
-    table = Table("recipe", "data", "reaches", "in", "what it is", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    table.add_column("recipe", no_wrap=True)
+    for title in ("reaches", "in", "what it is"):
+        table.add_column(title)
     for recipe in known:
-        words = (recipe.name, recipe.data or "yours", reaches(recipe.about), took(recipe.about), recipe.about.title)
+        words = (recipe.name, reaches(recipe.about), took(recipe.about), recipe.about.title)
         table.add_row(*map(Text, words))
     console.print(table)
 

@@ -54,6 +54,9 @@ class DataConfig(Section):
     fraction: float | None = Field(
         None, gt=0, le=1, description="learn from this share of each class's training images; shares are nested"
     )
+    label_noise: float | None = Field(
+        None, gt=0, lt=1, description="replace this share of the training labels by wrong ones, drawn by split_seed"
+    )
     statistics: Literal["own", "imagenet", "inception", "efficientnet_lite"] | None = Field(
         None,
         description="mean and deviation that normalise the images: own (of the training images), imagenet, inception, "
@@ -67,6 +70,12 @@ class DataConfig(Section):
     odd_images: Literal["refuse", "convert"] = Field(
         "refuse", description="what to do with images that are not 8-bit RGB or grey (16-bit, CMYK, palette, alpha)"
     )
+
+    @model_validator(mode="after")
+    def _noise_is_in_all_that_is_learned(self) -> Self:
+        if self.label_noise and self.learn_from_val:
+            raise ValueError("label_noise leaves validation labels right, and learn_from_val trains on them; give one")
+        return self
 
 
 class ModelConfig(Section):

@@ -126,6 +126,8 @@ class Dataset:
     size: int | None = None
     files: str | None = None
     """fingerprint of the files the images were read from, wherever they are kept"""
+    wrong_labels: int = 0
+    """how many training labels `data.label_noise` has replaced"""
 
     @property
     def image_size(self) -> int:
@@ -160,6 +162,7 @@ class Dataset:
             "std": list(self.std),
             "fingerprint": self.fingerprint,
             **({"files": self.files} if self.files else {}),
+            **({"wrong_labels": self.wrong_labels} if self.wrong_labels else {}),
             "splits": {name: getattr(self, name).fingerprints() for name in self.examples},
         }
 
@@ -175,6 +178,9 @@ def divide(source: Source, config: DataConfig) -> Dataset:
         train, val = stratify(train, config.val_fraction, rng)
     if config.fraction is not None:
         train = take_fraction(train, config.fraction, config.split_seed)
+    wrong = 0
+    if config.label_noise is not None:
+        train, wrong = replace_labels(train, config.label_noise, len(source.classes), config.split_seed)
     own = config.statistics in (None, "own")
     mean, std = _statistics(train) if own else STATISTICS[str(config.statistics)]
     if len(mean) != train.shape[0]:
@@ -184,7 +190,7 @@ def divide(source: Source, config: DataConfig) -> Dataset:
     size = None if config.image_size == train.shape[-1] else config.image_size
     files = fingerprint_files(train, val, test)
     fingerprint = files if files and not train.in_memory else fingerprint_pixels(train, val, test)
-    return Dataset(config.name, source.classes, train, val, test, mean, std, fingerprint, size, files)
+    return Dataset(config.name, source.classes, train, val, test, mean, std, fingerprint, size, files, wrong)
 
 
 def _check_enough(source: Source, name: str) -> None:
@@ -218,6 +224,25 @@ def take_fraction(split: Split, fraction: float, seed: int) -> Split:
         members = rng.permutation(np.flatnonzero(labels == label))
         kept.append(members[: max(1, round(fraction * len(members)))])
     return split.take(np.sort(np.concatenate(kept)))
+
+
+def replace_labels(split: Split, share: float, classes: int, seed: int) -> tuple[Split, int]:
+    """Give a share of the images the label of another class, each other class with equal probability.
+
+    Args:
+        split: the images; they stay as they are.
+        share: of the images, between 0 and 1; at least one label is replaced.
+        classes: number of classes, 2 or more.
+        seed: of the draw.
+
+    Returns:
+        The split with wrong labels, and how many are wrong.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "label noise"))
+    chosen = rng.permutation(len(split))[: max(1, round(share * len(split)))]
+    labels = split.labels.numpy().copy()
+    labels[chosen] = (labels[chosen] + rng.integers(1, classes, len(chosen))) % classes
+    return replace(split, labels=torch.from_numpy(labels)), len(chosen)
 
 
 def take_about(split: Split, count: int, seed: int) -> Split:
