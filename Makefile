@@ -42,7 +42,11 @@ lint: install
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test-long: $(VENV)/.ray
+$(VENV)/.integrations: $(VENV)/.ray
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray,integrations]'
+	@touch $@
+
+test-long: $(VENV)/.integrations
 	$(BIN)/python -m pytest -m long --numprocesses 2 --dist load
 
 torture: $(VENV)/.ray ## kills, fuzzed and hostile input, bad places; the counts go to docs/reliability.md

@@ -49,6 +49,12 @@ def python_steps(page: Path) -> Iterator[tuple[int, str]]:
             yield text.count("\n", 0, found.start(group)) + 1, found[group]
 
 
+def needed_packages(page: Path) -> list[str]:
+    """The packages that a page's code needs beyond steppe's own: `<!-- needs: lightning -->`."""
+    found = re.search(r"^<!-- needs: ([\w ]+) -->$", page.read_text(), re.MULTILINE)
+    return found[1].split() if found else []
+
+
 def shell_lines(page: Path) -> Iterator[str]:
     """Commands a page shows in its blocks: shell and indented ones, continued lines joined, remarks left away."""
     text = page.read_text()

@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 import typer
-from doc_pages import PAGES, ROOT, anchors, code_spans, name_of, python_steps, shell_lines, without_code
+from doc_pages import (
+    PAGES,
+    ROOT,
+    anchors,
+    code_spans,
+    name_of,
+    needed_packages,
+    python_steps,
+    shell_lines,
+    without_code,
+)
 
 from steppe.cli.main import app
 from steppe.config.keys import KEYS
@@ -43,12 +53,17 @@ def test_links_lead_somewhere(page):
 def _cases():
     for page in PAGES:
         if list(python_steps(page)):
-            yield pytest.param(page, id=name_of(page), marks=[pytest.mark.long] if name_of(page) in LONG else [])
+            needed = needed_packages(page)
+            marks = [pytest.mark.long] if name_of(page) in LONG or needed else []
+            marks += [pytest.mark.filterwarnings("ignore")] if needed else []  # theirs are not ours to fix
+            yield pytest.param(page, id=name_of(page), marks=marks)
 
 
 @pytest.mark.parametrize("page", list(_cases()))
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """All of a page's blocks, one after the other in one namespace, in an empty folder."""
+    for package in needed_packages(page):
+        pytest.importorskip(package, reason=f"{name_of(page)} needs {package}: pip install -e '.[integrations]'")
     lines: list[str] = []
     for line, code in python_steps(page):
         lines += [""] * (line - 1 - len(lines)) + code.splitlines()  # errors name the page's own lines
@@ -161,6 +176,7 @@ def test_flags_named_in_prose_exist():
         "--backend-store-uri",
         "--version",
         *("--minimizers", "--peer", "--runs"),  # of benchmarks/time_to_accuracy.py
+        *("--amp", "--amp-dtype", "--grad-accum-steps"),  # of timm\'s train.py
     }
     known = set(every(COMMAND)) | others
     unknown = {

@@ -18,11 +18,12 @@ from wandb.proto.wandb_internal_pb2 import Record
 from steppe import data
 from steppe.config import DataConfig, RunConfig, dump_toml
 from steppe.errors import ConfigError, Interrupted, TrainingError
-from steppe.runs import TRACKERS, Observer, Run, Several, make_trackers
+from steppe.runs import Observer, Run, Several, make_trackers
 from steppe.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")  # mlflow, SQLAlchemy 2.1
 
+SIDE_BY_SIDE = ("tensorboard", "wandb", "mlflow")
 KEYS = {"train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr", "rho", "steps", "time_s"}
 
 
@@ -117,7 +118,7 @@ def expected(run: Run, key: str) -> list[tuple[int, float]]:
 
 
 def test_all_at_once_tell_what_the_run_folder_keeps(digits, tmp_path):
-    run = tracked(digits, tmp_path / "r", *TRACKERS)
+    run = tracked(digits, tmp_path / "r", *SIDE_BY_SIDE)
 
     scalars, texts = read_tensorboard(run.path)
     assert set(scalars) >= KEYS
@@ -143,16 +144,16 @@ def test_all_at_once_tell_what_the_run_folder_keeps(digits, tmp_path):
         history = client.get_metric_history(found.info.run_id, key)
         assert [(m.step, m.value) for m in history] == expected(run, key), key
     assert found.data.metrics["test/accuracy"] == run.summary["test"]["accuracy"]
-    assert set(run.read("trackers.json")) == set(TRACKERS)
+    assert set(run.read("trackers.json")) == set(SIDE_BY_SIDE)
 
 
 def test_a_resumed_run_goes_on_in_the_same_tracked_run(digits, tmp_path):
     with pytest.raises(Interrupted):
-        tracked(digits, tmp_path / "r", *TRACKERS, also=StopAfter(2))
+        tracked(digits, tmp_path / "r", *SIDE_BY_SIDE, also=StopAfter(2))
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("steppe").experiment_id
     assert [r.info.status for r in client.search_runs([experiment])] == ["KILLED"]
-    run = tracked(digits, tmp_path / "r", *TRACKERS)
+    run = tracked(digits, tmp_path / "r", *SIDE_BY_SIDE)
     assert read_tensorboard(run.path)[0]["val_loss"] == expected(run, "val_loss")
     ids, history, _, _ = read_wandb(run.path)
     assert len(ids) == 1

@@ -1,4 +1,4 @@
-"""Trackers beside the run folder: TensorBoard, Weights & Biases, MLflow.
+"""Trackers beside the run folder: TensorBoard, Weights & Biases, MLflow, Trackio.
 
 Each is an observer that copies what the run folder keeps: the configuration, every epoch's record, the summary. A run
 that goes on after a stop goes on in the same tracked run: `trackers.json` in the run folder holds its identity and the
@@ -8,12 +8,14 @@ fails says so once and is not asked again; training goes on.
 tensorboard   event files in RUN/tensorboard
 wandb         RUN/wandb, offline unless $WANDB_MODE says otherwise; `wandb sync` sends it
 mlflow        $MLFLOW_TRACKING_URI, else mlflow.db in the folder that holds the run
+trackio       $TRACKIO_DIR, else Trackio's own folder in the user's cache; no account, nothing is sent
 """
 
 from __future__ import annotations
 
 import fcntl
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -21,7 +23,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -243,7 +245,40 @@ class MLflow(Tracker):
         self.client.set_terminated(self.run_id, status=ended)
 
 
-TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, WandB, MLflow)}
+class Trackio(Tracker):
+    """Trackio: an SQLite file on this machine, and a dashboard that reads it (`trackio show`)."""
+
+    name = "trackio"
+
+    def _open(self, run: Run, identity: Any) -> Any:
+        import trackio
+
+        identity = identity or f"{run.id}-{uuid.uuid4().hex[:6]}"  # Trackio resumes by name, and run folders share ids
+        with redirect_stdout(io.StringIO()):  # it prints where the dashboard is
+            self.tracked = trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
+                name=identity,
+                config=run.config.model_dump(mode="json"),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        return identity
+
+    def _log(self, numbers: dict[str, float], epoch: int) -> None:
+        self.tracked.log(dict(numbers), step=epoch)
+
+    def _close(self, run: Run, status: Status) -> None:
+        if status != "stopped":
+            self._log(_results(run.read_or_empty("summary.json")), self.last)
+        import trackio
+
+        with redirect_stdout(io.StringIO()):
+            trackio.finish()  # the run's own finish() would be called, and would print, once more at exit
+
+
+TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, WandB, MLflow, Trackio)}
 
 
 def make_trackers(names: Iterable[str], tell: Callable[[str], None]) -> list[Tracker]:
