@@ -18,7 +18,7 @@ from steppe import data
 from steppe.config import DataConfig, MeasureConfig, RunConfig, load_run_config
 from steppe.errors import ConfigError, DataError, RunError
 from steppe.plain_files import NotPlainError, check_plain, open_plain, read_plain, read_plain_text
-from steppe.report.publish import read_benchmarks
+from steppe.report.results_page import read_benchmarks
 from steppe.runs import read_json
 from steppe.search.journal import open_journal
 from steppe.studies import execute

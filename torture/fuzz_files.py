@@ -39,7 +39,7 @@ def run_folders(folder: Path) -> Once:
     from steppe.evaluate.measures import MEASURES
     from steppe.report import write_report
     from steppe.report.record import read_record
-    from steppe.report.table import summarise
+    from steppe.report.rows import summarise
     from steppe.studies.measured import add_results
     from steppe.studies.subjects import open_run
 

@@ -19,7 +19,7 @@ from commands import steppe
 from steppe.cli.main import app
 from steppe.cli.show import json_text
 from steppe.config import RunConfig
-from steppe.report.table import MEASURES
+from steppe.report.rows import MEASURES
 from steppe.runs import Run, create_run
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from steppe.cli.main import app
-from steppe.report.publish import BEGIN, END
+from steppe.report.results_page import BEGIN, END
 
 RESULTS = Path(__file__).parents[2] / "results"
 

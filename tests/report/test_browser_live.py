@@ -10,8 +10,8 @@ from report_runs import make_run
 
 from steppe.report import serve
 from steppe.report.page import render
-from steppe.report.parts import Part
 from steppe.report.record import read_records
+from steppe.report.studies import StudyRuns
 from steppe.runs import find_runs
 
 
@@ -29,7 +29,7 @@ def served(browser, folder):
     """The page of a folder, served; gives (page, what the browser said, end the server)."""
 
     def make(version, bare):
-        return render([Part(read_records(find_runs([folder])))], version=version, bare=bare)
+        return render([StudyRuns(read_records(find_runs([folder])))], version=version, bare=bare)
 
     server = serve.open_server([folder], make)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -98,7 +98,7 @@ def test_it_says_when_the_server_has_ended(served):
 
 
 def test_a_page_in_a_file_asks_nobody(folder, tmp_path):
-    text = render([Part(read_records(find_runs([folder])))])
+    text = render([StudyRuns(read_records(find_runs([folder])))])
     assert 'name="steppe-version"' not in text
     assert "connect-src" not in text.split("</head>")[0]
     assert 'id="live"' not in text

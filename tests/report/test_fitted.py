@@ -15,8 +15,8 @@ from report_runs import make_run
 from steppe.report import write_report
 from steppe.report.fitted import list_mistakes, read_search, tell_search
 from steppe.report.page import render
-from steppe.report.parts import Part, summarise_parts
 from steppe.report.record import read_records
+from steppe.report.studies import StudyRuns, summarise_studies
 from steppe.runs import Answers, write_answers
 
 COLOURS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
@@ -61,7 +61,7 @@ def searched(tmp_path):
 
 
 def part_of(runs):
-    return Part(read_records(runs))
+    return StudyRuns(read_records(runs))
 
 
 def test_search_is_read_with_its_moments_in_order(searched):
@@ -81,7 +81,7 @@ def test_search_is_read_with_its_moments_in_order(searched):
 def test_search_is_told_by_its_test_accuracy(searched):
     _, runs = searched
     part = part_of(runs)
-    (head,), more = tell_search(read_search(part), summarise_parts([part]))
+    (head,), more = tell_search(read_search(part), summarise_studies([part]))
     assert say(head) == "lite0, 288 px gets 85.0 % of 20 test images right."
     assert say(more[0]) == "It is the best of 3 candidates: 89.4 % on validation images (probe)."
     assert say(more[1]) == "It was ready after 1 min 51 s; the search took 7 min 50 s of 8 min 00 s."
@@ -93,7 +93,7 @@ def test_search_without_a_test_names_its_leader(searched):
     del about["best"], about["elapsed_s"]
     (folder / "fit.json").write_text(json.dumps(about))
     part = part_of(runs)
-    (head,), _ = tell_search(read_search(part), summarise_parts([part]))
+    (head,), _ = tell_search(read_search(part), summarise_studies([part]))
     assert say(head) == "lite0, 288 px leads so far: 89.4 % of the validation images."
 
 
@@ -170,7 +170,7 @@ def test_search_in_a_browser(show, searched, tmp_path):
     line = page.evaluate("document.getElementById('plot-search').data[0]")
     assert line["x"] == [45.3, 111.2, 470]
     assert line["y"] == pytest.approx([86, 89.4, 89.4])
-    assert page.locator(".short tr.best td").first.inner_text() == "lite0, 288 px"
+    assert page.locator(".short tr.best td").first.inner_text() == "lite0, 288 px\nProbe"
     for picture in page.locator("#mistakes img").all():
         picture.scroll_into_view_if_needed()
         assert picture.evaluate("i => i.complete && i.naturalWidth") == 160

@@ -8,7 +8,7 @@ from steppe.cli import main
 from steppe.config import at_scale, plan
 from steppe.errors import ConfigError, RunError
 from steppe.report import summarise
-from steppe.report.published import published_tables
+from steppe.report.comparison import published_tables
 from steppe.runs import Run, create_run, put_result, read_json, write_json
 from steppe.studies import compare_study, find_study, read_published, write_comparison
 from steppe.studies.asked import own_settings

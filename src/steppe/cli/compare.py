@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.config import name_source
-from steppe.report.published import claim_interval
+from steppe.report.comparison import claim_interval
 from steppe.studies import Cell, JudgedClaim, StudyComparison
 from steppe.studies.claims import FAILS, HOLDS
 

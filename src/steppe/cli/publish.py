@@ -16,7 +16,7 @@ from steppe.plain_files import read_plain_text
 from steppe.runs import Run, read_json, write_atomically
 
 if TYPE_CHECKING:
-    from steppe.report.publish import StudyResults
+    from steppe.report.results_page import StudyResults
 
 SHOWN = {
     "landscapes": "The loss around the weights that were found, along two random directions of their filters' lengths",
@@ -45,7 +45,7 @@ def publish(
 
     A study's folder takes part once `steppe study compare NAME FOLDER` has left its compare.json there.
     """
-    from steppe.report.publish import RESULTS_PAGE, put_between_marks, read_benchmarks, render_page, render_summary
+    from steppe.report.results_page import RESULTS_PAGE, put_between_marks, read_benchmarks, render_page, render_summary
 
     if not folder.is_dir():
         raise RunError("there is no such folder", where=str(folder), mend="name a folder of results")
@@ -76,9 +76,9 @@ def _read(path: Path, out: Path, taken: Collection[str]) -> StudyResults:
     """One study's results, compared anew; draws its picture. A title that is taken says its scale, or its folder."""
     from steppe.report.paper import save
     from steppe.report.paper_cost import draw_accuracy_and_cost
-    from steppe.report.publish import StudyResults
     from steppe.report.record import read_records
-    from steppe.report.table import summarise_records
+    from steppe.report.results_page import StudyResults
+    from steppe.report.rows import summarise_records
     from steppe.studies import compare_study, find_study, read_published, write_comparison
 
     known = read_json(path / "compare.json")

@@ -35,7 +35,7 @@ def report(
             raise RunError("there is no such folder", where=str(folder), mend="check the path")
     from steppe.report import print_table, row_values
     from steppe.report.page import PAGE, write_page
-    from steppe.report.parts import read_parts, summarise_parts
+    from steppe.report.studies import read_studies, summarise_studies
     from steppe.runs import find_runs
 
     if serve:
@@ -51,12 +51,12 @@ def report(
     found = find_runs(runs, skipped)
     for name in skipped:
         _pass_over(name)
-    parts = read_parts(found, runs, _pass_over)
+    parts = read_studies(found, runs, _pass_over)
     out = out or Path("report.html")
     if out.is_dir():
         raise RunError("this is a folder, not a page", where=str(out), mend=f"say -o {out / 'report.html'}")
     PAGE.check(out, force=force)
-    rows = summarise_parts(parts)
+    rows = summarise_studies(parts)
     if not json:
         print_table(rows, console)
     page = write_page(parts, out, title=title, force=force)
@@ -96,11 +96,11 @@ def _serve(folders: Sequence[Path], title: str | None, port: int, open_browser: 
 
 def _render(folders: Sequence[Path], title: str | None, version: str, bare: bool) -> str:
     from steppe.report.page import render
-    from steppe.report.parts import read_parts
+    from steppe.report.studies import read_studies
     from steppe.runs import find_runs
 
     try:
         found = find_runs(list(folders), [])
     except RunError:
         found = []  # training may not have begun
-    return render(read_parts(found, folders), title=title, version=version, bare=bare)
+    return render(read_studies(found, folders), title=title, version=version, bare=bare)

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from steppe.report.image_sets import name_test_sets
 from steppe.report.numbers import number
 from steppe.report.record import Record, class_names
-from steppe.report.results import alike, results_of, short
-from steppe.report.sets import name_test_sets
-from steppe.report.table import Row, name_row, spread
+from steppe.report.results import results_of, short, with_usual_settings
+from steppe.report.rows import Row, name_row, spread
 
 _MOST_CELLS = 150_000
 """mistakes of all rows together: about a megabyte of the page"""
 
 
 def confusions(rows: Sequence[Row], groups: Sequence[Sequence[Record]]) -> dict[str, Any]:
-    """What the page draws of classes: `confusions`, one entry a row that has them, and the `class_names` of each.
+    """Collect the confusion matrices: `confusions`, one entry for each row that has one, and their `class_names`.
 
     Args:
         rows: the summary.
@@ -55,11 +55,11 @@ def confusions(rows: Sequence[Row], groups: Sequence[Sequence[Record]]) -> dict[
 
 
 def _tables(group: Sequence[Record]) -> list[np.ndarray]:
-    """The confusion matrices of a row's runs, rows are labels; all of one size.
+    """Return the confusion matrices of a row's runs, all of one size; a line is a label.
 
     They are measured by `steppe evaluate`; the winner of a search has the counts of its test.
     """
-    found = [_table(results_of(record)["scores"].get("confusion")) for record in alike(group, "scores")]
+    found = [_table(results_of(record)["scores"].get("confusion")) for record in with_usual_settings(group, "scores")]
     if not any(table is not None for table in found):
         found = [_dense(record.mistakes.get("counts")) for record in group]
     tables = [table for table in found if table is not None]
@@ -67,7 +67,7 @@ def _tables(group: Sequence[Record]) -> list[np.ndarray]:
 
 
 def _table(lines: Any) -> np.ndarray | None:
-    """A matrix of counts, or None where this is none."""
+    """Return a matrix of counts; None where this is none."""
     if not isinstance(lines, list) or len(lines) < 2:
         return None
     if not all(isinstance(line, list) and len(line) == len(lines) for line in lines):
@@ -79,7 +79,7 @@ def _table(lines: Any) -> np.ndarray | None:
 
 
 def _dense(lines: Any) -> np.ndarray | None:
-    """The matrix of lines that hold answer, count, …; None where this is none."""
+    """Return the matrix of lines that hold answer, count, …; None where this is none."""
     if not isinstance(lines, list) or not 2 <= len(lines) <= 5000:
         return None
     total = np.zeros((len(lines),) * 2, dtype=np.int64)
@@ -93,13 +93,13 @@ def _dense(lines: Any) -> np.ndarray | None:
 
 
 def _recognised(table: np.ndarray, label: int) -> float | None:
-    """The share of a class's images that got its name; None where it has no image."""
+    """Return the share of a class's images with the right answer; None where the class has no image."""
     images = table[label].sum()
     return float(table[label, label] / images) if images else None
 
 
 def _lines(total: np.ndarray, room: int) -> tuple[list[list[int]], int]:
-    """For each label its answers as answer, count, …; and the fewest images that a mistake needs to be listed."""
+    """Return each label's answers as answer, count, …, and the fewest images that a listed mistake has."""
     wrong = ~np.eye(len(total), dtype=bool)
     counts = np.sort(total[wrong & (total > 0)])[::-1]
     fewest = int(counts[room]) + 1 if len(counts) > room else 1

@@ -8,17 +8,17 @@ from typing import Any
 
 from steppe.config import dump_toml
 from steppe.report.findings import Sentence
+from steppe.report.image_sets import short_name
 from steppe.report.numbers import MISSING, duration, number, percent, whole
-from steppe.report.parts import Part
 from steppe.report.record import Record, dig, flatten
-from steppe.report.sets import short_name
-from steppe.report.table import Row
+from steppe.report.rows import Row
+from steppe.report.studies import StudyRuns
 
 
 def overview_facts(
     records: Sequence[Record], rows: Sequence[Row], images: Mapping[str, float | None]
 ) -> list[dict[str, str]]:
-    """The facts under the answer.
+    """Collect the facts under the answer.
 
     Args:
         records: the runs.
@@ -32,7 +32,7 @@ def overview_facts(
     seeds = sorted({len(row.seeds) for row in rows})
     seed_text = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}" if seeds else MISSING
     data = list(images) if len(images) > 1 else [short_name(record.config.data.name) for record in records[:1]]
-    train = {_learned(record) for record in records}
+    train = {_count_training_images(record) for record in records}
     notes = [f"{whole(train.pop())} training"] if len(train) == 1 and None not in train else []
     counted = [
         f"{whole(count)} test images" + (f" of {name}" if len(images) > 1 else "")
@@ -57,20 +57,20 @@ def overview_facts(
 
 
 def _spent(record: Record, name: str) -> float:
-    """What a run has spent: as it ended, or as far as it came."""
+    """Return what a run has spent in all, or up to its last record."""
     last = record.metrics[-1].get(name) if record.metrics else None
     return number(record.summary.get(name)) or number(last) or 0.0
 
 
-def _learned(record: Record) -> float | None:
-    """How many images a run learned."""
+def _count_training_images(record: Record) -> float | None:
+    """Count the images that a run was trained on."""
     splits = ("train",) if record.config.validates else ("train", "val")
     counts = [number(dig(record.data, "examples", split)) for split in splits]
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
-def so_far(records: Sequence[Record], names: Mapping[str, str]) -> list[Sentence]:
-    """Where the run that came furthest stands, while none has finished.
+def describe_progress(records: Sequence[Record], names: Mapping[str, str]) -> list[Sentence]:
+    """Describe the run with the most epochs, while none has finished.
 
     Args:
         records: the runs.
@@ -112,14 +112,14 @@ def describe_noise(records: Sequence[Record]) -> str:
 
 
 def state_of(record: Record) -> str:
-    """How a run stands, in a word."""
+    """Name the state of a run."""
     if record.status == "unfinished":
         return "running" if record.running else "stopped"
     return record.status
 
 
-def list_troubles(parts: Sequence[Part], names: Mapping[str, str]) -> list[dict[str, str]]:
-    """The runs without a result or with damage, and those that a study plans and nobody began, each with the reason.
+def list_troubles(parts: Sequence[StudyRuns], names: Mapping[str, str]) -> list[dict[str, str]]:
+    """List the runs without a result, with damaged files or never started, each with the reason.
 
     Args:
         parts: the studies.
@@ -151,7 +151,7 @@ def list_troubles(parts: Sequence[Part], names: Mapping[str, str]) -> list[dict[
 
 
 def count_troubles(troubles: Sequence[Mapping[str, str]]) -> str:
-    """How many runs have no result, by state: "1 run is running, 2 have failed"; of a single one how far it is."""
+    """Count the runs without a result by state: "1 run is running, 2 have failed"."""
     if len(troubles) == 1 and troubles[0]["status"] in ("running", "stopped"):
         return f"1 run: {troubles[0]['reason']}"
     words = {
@@ -175,7 +175,7 @@ def _with_seed(name: str, seed: object) -> str:
 
 
 def run_card(record: Record, anchor: str, name: str = "") -> dict[str, Any]:
-    """All that is needed to make a run again."""
+    """Collect what is needed to repeat a run."""
     accuracy = number(dig(record.summary, "test", "accuracy"))
     environment = flatten(record.env) if record.env else []
     return {
@@ -192,7 +192,7 @@ def run_card(record: Record, anchor: str, name: str = "") -> dict[str, Any]:
 
 
 def _command(record: Record) -> str:
-    """The command a run came from, as a shell takes it."""
+    """Return the command of a run as a shell takes it."""
     words = record.env.get("command")
     if isinstance(words, list):
         return shlex.join(str(word) for word in words)

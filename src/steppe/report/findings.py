@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from steppe.config import RunConfig
+from steppe.report.image_sets import deciding_accuracy, split_by_test_set
 from steppe.report.layout import Layout
 from steppe.report.numbers import duration, percent, points
-from steppe.report.sets import judged_by, split_by_test_set
+from steppe.report.rows import Row, name_row
 from steppe.report.significance import Difference, accuracy_interval, difference
-from steppe.report.table import Row, name_row
 
 Sentence = list[tuple[str, bool]]
 """Pieces of text, each with whether it is emphasised."""
@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def difference(self) -> float:
-        """How much more accurate the sharpness-aware row is."""
+        """Return by how much the sharpness-aware row is more accurate."""
         return self.found.middle
 
     @property
@@ -62,7 +62,7 @@ def pareto_front(rows: Sequence[Row], cost: str = "time_s") -> list[int]:
     Returns:
         The rows' positions, from the cheapest to the most accurate.
     """
-    accuracy = judged_by(rows)
+    accuracy = deciding_accuracy(rows)
     at = [(_cost(row, cost), row.stat(accuracy).mean) for row in rows]
     known = [(c, a, i) for i, (c, a) in enumerate(at) if c is not None and a is not None]
     front = [
@@ -74,7 +74,7 @@ def pareto_front(rows: Sequence[Row], cost: str = "time_s") -> list[int]:
 
 
 def _cost(row: Row, cost: str) -> float | None:
-    """What a row cost; where it was given seconds no more than these, for its last step goes over them."""
+    """Return what a row cost; at most the seconds it was given, which the last step exceeds."""
     spent, given = row.stat(cost).mean, row.config.budget.seconds
     return spent if spent is None or given is None or cost != "time_s" else min(spent, given)
 
@@ -85,7 +85,7 @@ def unbeaten(rows: Sequence[Row], cost: str = "time_s") -> set[int]:
 
 
 def fronts(rows: Sequence[Row], cost: str = "time_s") -> dict[str, list[int]]:
-    """The Pareto front of every test set, by its name: accuracies on different images do not compare."""
+    """Find the Pareto front of every test set, by its name: accuracies on different images do not compare."""
     groups = split_by_test_set(rows)
     return {
         name: [own[position] for position in pareto_front([rows[index] for index in own], cost)]
@@ -94,18 +94,18 @@ def fronts(rows: Sequence[Row], cost: str = "time_s") -> dict[str, list[int]]:
 
 
 def best_row(rows: Sequence[Row]) -> Row | None:
-    """The row with the highest mean test accuracy; of equals, the one that trained faster."""
+    """Return the row with the highest mean test accuracy; of equals, the faster one."""
     known = [row for row in rows if row.test_accuracy.mean is not None]
     return max(known, key=lambda row: (row.test_accuracy.mean or 0.0, -_seconds(row)), default=None)
 
 
 def answers(rows: Sequence[Row]) -> list[Sentence]:
-    """The answer in one sentence, or in one for each test set."""
-    return _on_each(rows, lambda own: [headline(own)])
+    """Answer in one sentence for each test set."""
+    return _for_each_test_set(rows, lambda own: [headline(own)])
 
 
 def overall(rows: Sequence[Row]) -> Sentence | None:
-    """The answer over many test sets: what is most accurate on how many of them. None for one or two."""
+    """Say which row is the most accurate on how many test sets; None for one or two sets."""
     groups = [[rows[index] for index in own] for own in split_by_test_set(rows).values()]
     best = [(group, row) for group in groups if (row := best_row(group)) is not None]
     if len(best) < 3:
@@ -126,11 +126,11 @@ def overall(rows: Sequence[Row]) -> Sentence | None:
 
 
 def supports(rows: Sequence[Row]) -> list[Sentence]:
-    """What belongs beside the answers, where these are few."""
-    return _on_each(rows, supporting) if len(split_by_test_set(rows)) < 3 else []
+    """Say what belongs beside the answers, where these are few."""
+    return _for_each_test_set(rows, supporting) if len(split_by_test_set(rows)) < 3 else []
 
 
-def _on_each(rows: Sequence[Row], say: Callable[[list[Row]], list[Sentence]]) -> list[Sentence]:
+def _for_each_test_set(rows: Sequence[Row], say: Callable[[list[Row]], list[Sentence]]) -> list[Sentence]:
     groups = split_by_test_set(rows)
     if len(groups) < 2:
         return say(list(rows))
@@ -143,7 +143,7 @@ def _on_each(rows: Sequence[Row], say: Callable[[list[Row]], list[Sentence]]) ->
 
 
 def headline(rows: Sequence[Row]) -> Sentence:
-    """The answer in one sentence, for rows of the same test images."""
+    """Answer in one sentence, for rows of the same test images."""
     best = best_row(rows)
     if best is None:
         if not rows:

@@ -12,11 +12,12 @@ from typing import Any
 
 from steppe.errors import RunError
 from steppe.report.findings import Sentence
-from steppe.report.numbers import MISSING, duration, number, percent, whole
-from steppe.report.parts import Part
+from steppe.report.numbers import duration, number, percent, whole
 from steppe.report.pictures import PictureBudget, cut_row
 from steppe.report.record import Record, class_names, dig
-from steppe.report.table import Row, name_row
+from steppe.report.rows import Row, name_row
+from steppe.report.studies import StudyRuns
+from steppe.report.tables import Cell
 from steppe.runs import read_answers, read_json
 
 KINDS = {"probe": "Probe", "fine-tuning": "Fine-tuning", "soup": "Soup", "trial": "Trial"}
@@ -60,7 +61,7 @@ class Search:
     answer: str
 
 
-def read_search(part: Part) -> Search | None:
+def read_search(part: StudyRuns) -> Search | None:
     """Read the search that a part's runs belong to; None where they belong to none, or where it noted no moment.
 
     Args:
@@ -87,7 +88,7 @@ def read_search(part: Part) -> Search | None:
 
 
 def _moments(listed: Any) -> tuple[Moment, ...]:
-    """The moments that can be drawn, in the order of time."""
+    """Return the moments that can be drawn, in the order of time."""
     out = []
     for one in listed if isinstance(listed, list) else []:
         at_s, accuracy = number(dig(one, "at_s")), number(dig(one, "accuracy"))
@@ -98,7 +99,7 @@ def _moments(listed: Any) -> tuple[Moment, ...]:
 
 
 def chosen_row(search: Search, rows: Sequence[Row]) -> Row | None:
-    """The row of the winner, once it has been tested."""
+    """Return the row of the winner, once it has been tested."""
     return next((row for row in rows if search.best in row.run_ids and row.test_accuracy.mean is not None), None)
 
 
@@ -144,26 +145,25 @@ def _of_budget(search: Search) -> str:
 
 
 def candidate_table(search: Search, rows: Sequence[Row]) -> dict[str, Any]:
-    """The candidates of a search, the winner first and then the most accurate."""
+    """List the candidates of a search, the winner first and then the most accurate."""
     order = sorted(search.moments, key=lambda one: (one.run != search.best, -one.accuracy))
     body = [
         {
             "cells": [
-                {"text": one.name or one.run, "kind": "label"},
-                {"text": KINDS.get(one.kind, one.kind) or MISSING, "kind": "text"},
-                {"text": percent(one.accuracy, unit=""), "kind": "number"},
-                {"text": duration(one.at_s), "kind": "number"},
+                Cell(one.name or one.run, "label", KINDS.get(one.kind, one.kind)),
+                Cell(percent(one.accuracy, unit=""), "number"),
+                Cell(duration(one.at_s), "number"),
             ],
             "best": one.run == search.best,
         }
         for one in order[:_MOST_CANDIDATES]
     ]
-    heads = [("Candidate", "text"), ("Made by", "text"), ("Validation %", "number"), ("Ready after", "number")]
+    heads = [("Candidate", "text"), ("Validation %", "number"), ("Ready after", "number")]
     return {"heads": heads, "rows": body, "total": len(order), "ranked": False}
 
 
 def explain_search(search: Search) -> list[str]:
-    """Say how the figures of a search came about, a sentence each."""
+    """Explain how the figures of a search are computed, a sentence each."""
     kinds = {one.kind for one in search.moments}
     out = [text for kind, text in _HOW.items() if kind in kinds]
     out.append("Each point is a candidate, at the second it was finished; the stepped line is the best so far.")
@@ -176,7 +176,7 @@ def explain_search(search: Search) -> list[str]:
 
 
 def draw_search(search: Search, rows: Sequence[Row]) -> dict[str, Any]:
-    """What the page's script draws of a search."""
+    """Collect what the page's script draws of a search."""
     row = chosen_row(search, rows)
     return {
         "kinds": [kind for kind in KINDS if any(one.kind == kind for one in search.moments)],
@@ -197,7 +197,7 @@ def draw_search(search: Search, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def list_mistakes(records: Sequence[Record], names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The most confident mistakes of each run that has them, with pictures as far as these are there.
+    """List the most confident mistakes of each run that has them, with pictures where these are there.
 
     Args:
         records: the runs.
@@ -233,7 +233,7 @@ def list_mistakes(records: Sequence[Record], names: Mapping[str, str]) -> list[d
 
 
 def _wrong_pairs(record: Record) -> set[tuple[int, ...]] | None:
-    """Label and answer of each mistake in the run's answers; None where it kept none."""
+    """Return label and answer of each mistake in the run's answers; None where it kept none."""
     try:
         answers = read_answers(record.path)
     except RunError:

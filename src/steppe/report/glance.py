@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from steppe.report import findings
+from steppe.report.comparison import describe_all_claims
 from steppe.report.findings import Sentence
 from steppe.report.fitted import Search, candidate_table, tell_search
+from steppe.report.image_sets import deciding_accuracy, split_by_test_set
 from steppe.report.numbers import MISSING, compact, duration, percent, whole
-from steppe.report.parts import Part
-from steppe.report.published import sum_claims
-from steppe.report.sets import judged_by, split_by_test_set
+from steppe.report.rows import Row, name_row
 from steppe.report.significance import difference
-from steppe.report.table import Row, name_row
+from steppe.report.studies import StudyRuns
+from steppe.report.tables import Cell
 
 _MOST_ANSWERS = 3
 """sentences about accuracies for each of several studies"""
@@ -34,14 +35,14 @@ class Glance:
 
 
 def sum_up(
-    parts: Sequence[Part], rows: Sequence[Row], published: Sequence[Mapping[str, Any]], search: Search | None
+    parts: Sequence[StudyRuns], rows: Sequence[Row], published: Sequence[Mapping[str, Any]], search: Search | None
 ) -> Glance:
     """Sum the runs up.
 
     Args:
         parts: the studies.
         rows: the summary of all.
-        published: what `published_parts` made of their claims.
+        published: what `published_studies` made of their claims.
         search: the search that the runs belong to, if they do.
     """
     if search is not None:
@@ -52,7 +53,7 @@ def sum_up(
 
 
 def _tell_studies(
-    parts: Sequence[Part], rows: Sequence[Row], published: Sequence[Mapping[str, Any]]
+    parts: Sequence[StudyRuns], rows: Sequence[Row], published: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Sentence], list[Sentence]]:
     """Say what became of the claims first, where there are any: they answer a study's question."""
     claims = [one for one in published if one["claims"]]
@@ -67,13 +68,13 @@ def _tell_studies(
 
 
 def _tell_several(
-    parts: Sequence[Part], rows: Sequence[Row], claims: Sequence[Mapping[str, Any]]
+    parts: Sequence[StudyRuns], rows: Sequence[Row], claims: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Sentence], list[Sentence]]:
     """Say what became of all claims, then of each study's own, and what is most accurate in it."""
     if not rows:
         return [findings.headline(rows)], []
     finished = sum(row.finished for row in rows)
-    total = [sum_claims(claims)] if claims else [[(f"{finished} runs", True), (" are finished.", False)]]
+    total = [describe_all_claims(claims)] if claims else [[(f"{finished} runs", True), (" are finished.", False)]]
     out: list[Sentence] = []
     for part in parts:
         own = [row for row in rows if row.study == part.name]
@@ -85,13 +86,13 @@ def _tell_several(
 
 
 def _short_table(rows: Sequence[Row]) -> dict[str, Any]:
-    """The most accurate rows; of several test sets the best row of each; of a single row its figures."""
+    """List the most accurate rows; of several test sets the best row of each; of a single row its figures."""
     sets = {name: [rows[index] for index in own] for name, own in split_by_test_set(rows).items()}
     if len(rows) == 1:
         return _figures_of(rows[0])
     if len(sets) > 1:
         return _best_of_each(sets)
-    accuracy = judged_by(rows)
+    accuracy = deciding_accuracy(rows)
     known = sorted(
         (row for row in rows if row.stat(accuracy).mean is not None), key=lambda row: -(row.stat(accuracy).mean or 0.0)
     )
@@ -100,9 +101,9 @@ def _short_table(rows: Sequence[Row]) -> dict[str, Any]:
     body = [
         {
             "cells": [
-                _cell(name_row(row, rows), "label"),
-                _cell(percent(row.stat(accuracy).mean, row.stat(accuracy).std, unit=""), "number"),
-                _cell(duration(row.time_s.mean), "number"),
+                Cell(name_row(row, rows), "label"),
+                Cell(percent(row.stat(accuracy).mean, row.stat(accuracy).std, unit=""), "number"),
+                Cell(duration(row.time_s.mean), "number"),
                 *([_against(best, row)] if best is not None else []),
             ],
             "best": row is best,
@@ -114,28 +115,28 @@ def _short_table(rows: Sequence[Row]) -> dict[str, Any]:
     return {"heads": heads, "rows": body, "total": len(rows), "ranked": best is not None}
 
 
-def _against(best: Row, row: Row) -> dict[str, str]:
+def _against(best: Row, row: Row) -> Cell:
     """Say whether a row is significantly less accurate than the best."""
     if row is best:
-        return _cell(MISSING, "text")
+        return Cell(MISSING, "text")
     found = difference(best, row)
-    return _cell("one seed" if found.one_seed else "significant" if found.significant else "not significant", "text")
+    return Cell("one seed" if found.one_seed else "significant" if found.significant else "not significant", "text")
 
 
 def _best_of_each(sets: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
-    """The most accurate row of each test set."""
+    """List the most accurate row of each test set."""
     body = []
     for name, own in sets.items():
         if (best := findings.best_row(own)) is not None:
             accuracy = percent(best.test_accuracy.mean, best.test_accuracy.std, unit="")
-            cells = [_cell(name, "label"), _cell(name_row(best, own), "text"), _cell(accuracy, "number")]
+            cells = [Cell(name, "label"), Cell(name_row(best, own), "text"), Cell(accuracy, "number")]
             body.append({"cells": cells, "best": False})
     heads = [("Test set", "text"), ("Most accurate", "text"), ("Test acc. %", "number")]
     return {"heads": heads, "rows": body[:_MOST_ROWS], "total": len(body), "ranked": False}
 
 
 def _figures_of(row: Row) -> dict[str, Any]:
-    """The figures of a single row, a line each."""
+    """List the figures of a single row, a line each."""
     shown = [
         ("Test accuracy", percent(row.test_accuracy.mean, row.test_accuracy.std)),
         ("Validation accuracy", percent(row.val_accuracy.mean, row.val_accuracy.std)),
@@ -143,9 +144,5 @@ def _figures_of(row: Row) -> dict[str, Any]:
         ("Gradient evaluations", whole(row.gradient_evaluations.mean)),
         ("Parameters", compact(row.parameters.mean)),
     ]
-    body = [{"cells": [_cell(a, "label"), _cell(b, "number")], "best": False} for a, b in shown if b != MISSING]
+    body = [{"cells": [Cell(a, "label"), Cell(b, "number")], "best": False} for a, b in shown if b != MISSING]
     return {"heads": [("Figure", "text"), ("Value", "number")], "rows": body, "total": 1, "ranked": False}
-
-
-def _cell(text: str, kind: str) -> dict[str, str]:
-    return {"text": text, "kind": kind}

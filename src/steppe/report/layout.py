@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steppe.report.numbers import MISSING
-from steppe.report.table import Row, join_labels, name_axis, name_row, varying_axes
+from steppe.report.rows import Row, join_labels, name_axis, name_row, varying_axes
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def lay_out(rows: Sequence[Row]) -> Layout:
 
 
 def _side_by_side(rows: Sequence[Row], studies: Sequence[str]) -> Layout:
-    """Each study laid out by itself, its panels named after it."""
+    """Lay each study out by itself, with its panels named after it."""
     panel_of, series_of = [""] * len(rows), [""] * len(rows)
     for study in studies:
         own = [index for index, row in enumerate(rows) if row.study == study]

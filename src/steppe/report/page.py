@@ -16,19 +16,26 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from steppe.report import findings
-from steppe.report.facts import count_troubles, describe_noise, list_troubles, overview_facts, run_card, so_far
-from steppe.report.figures import CURVES, FLATNESS, PROGRESS, costs_known, figure_data
+from steppe.report.chart_data import CURVES, FLATNESS, PROGRESS, figure_data, known_costs
+from steppe.report.comparison import published_studies
+from steppe.report.facts import (
+    count_troubles,
+    describe_noise,
+    describe_progress,
+    list_troubles,
+    overview_facts,
+    run_card,
+)
 from steppe.report.fitted import draw_search, explain_search, list_mistakes, read_search
 from steppe.report.glance import sum_up
+from steppe.report.image_sets import split_by_test_set
 from steppe.report.layout import lay_out
-from steppe.report.measured import BLOCKS, measured_data, settings_notes
-from steppe.report.parts import Part, summarise_parts
-from steppe.report.published import published_parts
+from steppe.report.measured_charts import BLOCKS, measured_data, settings_notes
 from steppe.report.record import Record, read_records
 from steppe.report.results import find_subjects
+from steppe.report.rows import Row, name_row
 from steppe.report.scalars import attack_table, every_scalar, figure_table
-from steppe.report.sets import split_by_test_set
-from steppe.report.table import Row, name_row
+from steppe.report.studies import StudyRuns, summarise_studies
 from steppe.report.tables import summary_table, verdict_matrix
 from steppe.runs import Output, Run
 
@@ -60,17 +67,17 @@ def write_report(
     Returns:
         The file that was written.
     """
-    return write_page([Part(read_records(runs), study or {}, comparison or {})], out, title=title)
+    return write_page([StudyRuns(read_records(runs), study or {}, comparison or {})], out, title=title)
 
 
-def write_page(parts: Sequence[Part], out: str | Path, *, title: str | None = None, force: bool = False) -> Path:
+def write_page(parts: Sequence[StudyRuns], out: str | Path, *, title: str | None = None, force: bool = False) -> Path:
     """Write the report of one study or of several; see `write_report`. `force` replaces any plain file."""
     out = Path(out)
     PAGE.write(out, render(parts, title=title).encode("utf-8", "replace"), force=force)
     return out
 
 
-def render(parts: Sequence[Part], *, title: str | None = None, version: str = "", bare: bool = False) -> str:
+def render(parts: Sequence[StudyRuns], *, title: str | None = None, version: str = "", bare: bool = False) -> str:
     """Fill the template.
 
     Args:
@@ -80,7 +87,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         bare: leave the script and the styles out, for a page that has them already.
     """
     records = [record for part in parts for record in part.records]
-    rows = summarise_parts(parts)
+    rows = summarise_studies(parts)
     layout = lay_out(rows)
     images = {
         name: max((found for index in own if (found := rows[index].test_images)), default=None)
@@ -91,7 +98,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
     told = findings.tell(comparisons, layout.panel_word)
     subjects = find_subjects(rows, records)
     shown = measured_data(rows, records, layout, subjects)
-    published = published_parts(parts)
+    published = published_studies(parts)
     names = {run_id: name_row(row, rows) for row in rows for run_id in row.run_ids} if len(rows) > 1 else {}
     anchors = {record.id: f"run-{index}" for index, record in enumerate(records)}
     script = "" if bare else page_script()
@@ -100,7 +107,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
     mistakes = list_mistakes(records, names)
     troubles = list_troubles(parts, names)
     has_curves = any(record.metrics for record in records)
-    one = parts[0] if len(parts) == 1 else Part([])
+    one = parts[0] if len(parts) == 1 else StudyRuns([])
     loader = PackageLoader("steppe.report", "templates")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -117,7 +124,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         mistakes=mistakes,
         statements=[
             *glance.more,
-            *([] if measured else so_far(records, names)),
+            *([] if measured else describe_progress(records, names)),
         ],
         empty=not records,
         facts=overview_facts(records, rows, images),
@@ -129,7 +136,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
         has_flatness=sum(row.noise_loss.mean is not None for row in rows) > 1,
         has_accuracy=len(measured) > 1,
         noise=describe_noise(records),
-        choices={"cost": costs_known(rows), "metric": CURVES, "progress": PROGRESS, "flatness": FLATNESS},
+        choices={"cost": known_costs(rows), "metric": CURVES, "progress": PROGRESS, "flatness": FLATNESS},
         sets=list(images),
         numbered_panels=list(enumerate(layout.panels)),
         panel_word=layout.panel_word,
@@ -169,7 +176,7 @@ def render(parts: Sequence[Part], *, title: str | None = None, version: str = ""
 
 
 def _keep_together(title: str) -> str:
-    """A title in whose names no line ends: CIFAR-10 is one word."""
+    """Keep names such as CIFAR-10 on one line."""
     return re.sub(r"(?<=\w)-(?=\d)", "\N{NON-BREAKING HYPHEN}", title)
 
 
@@ -186,11 +193,11 @@ def embed_json(value: Any) -> str:
 
 
 def _measured_panels(shown: Mapping[str, Any], subjects: Iterable[int], panels: Sequence[str]) -> list[tuple[int, str]]:
-    """The panels of some of the measured runs."""
+    """List the panels of some of the measured runs."""
     return [(index, panels[index]) for index in sorted({shown["subjects"][i]["panel"] for i in subjects})]
 
 
-def _default_title(rows: Sequence[Row], parts: Sequence[Part]) -> str:
+def _default_title(rows: Sequence[Row], parts: Sequence[StudyRuns]) -> str:
     if not rows:
         return "Nothing here yet"
     if len(parts) > 1:

@@ -41,7 +41,7 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png", "pdf")) ->
 
 
 def encode(figure: Figure, kind: str, made_by: str | None = None) -> bytes:
-    """A figure as the bytes of a file.
+    """Encode a figure as the bytes of a file.
 
     Args:
         figure: what is drawn.
@@ -57,7 +57,7 @@ def encode(figure: Figure, kind: str, made_by: str | None = None) -> bytes:
 
 
 def plain(text: str) -> str:
-    """A name as matplotlib shows it: no formula between dollars, no signs that cannot be drawn.
+    """Make a name fit for matplotlib: no formula between dollars, no signs that cannot be drawn.
 
     Args:
         text: the name of a folder or a class.
@@ -66,7 +66,7 @@ def plain(text: str) -> str:
 
 
 def draw_landscape(found: Mapping[str, Any], title: str = "") -> Figure:
-    """The loss on a square, as contours and as a surface; the cross is the model."""
+    """Draw the loss on a square, as contours and as a surface; the cross is the model."""
     steps = np.array(found["steps"], dtype=float)
     loss = _numbers(found["loss"])
     low, high = np.nanmin(loss), np.nanmax(loss)
@@ -102,12 +102,12 @@ def draw_landscape(found: Mapping[str, Any], title: str = "") -> Figure:
 
 
 def _along(found: Mapping[str, Any]) -> str:
-    """What a landscape's direction is: only of eigenvectors is it stored how they were found."""
+    """Name the direction of a landscape: only for eigenvectors it is stored."""
     return "eigenvector" if found.get("directions") else "direction"
 
 
 def draw_line(found: Mapping[str, Any], title: str = "") -> Figure:
-    """The loss along a direction."""
+    """Draw the loss along a direction."""
     figure = _figure(4.2, 3.0)
     axes = figure.add_subplot()
     axes.plot(found["steps"], _numbers(found["loss"]), color=_BLUE)
@@ -120,7 +120,7 @@ def draw_line(found: Mapping[str, Any], title: str = "") -> Figure:
 
 
 def draw_between(found: Mapping[str, Any], title: str = "", ends: tuple[str, str] | None = None) -> Figure:
-    """The loss on the way between two models, and the straight line it is compared with."""
+    """Draw the loss on the way between two models, and the straight line it is compared with."""
     shares, loss = np.array(found["shares"]), _numbers(found["loss"])
     figure = _figure(4.2, 3.0)
     axes = figure.add_subplot()
@@ -138,7 +138,7 @@ def draw_between(found: Mapping[str, Any], title: str = "", ends: tuple[str, str
 def draw_spectrum(
     grid: Sequence[float], density: Sequence[float], eigenvalues: Sequence[float] = (), title: str = ""
 ) -> Figure:
-    """The density of a Hessian's eigenvalues on a logarithmic scale, with single eigenvalues marked."""
+    """Draw the density of a Hessian's eigenvalues on a logarithmic scale, with single eigenvalues marked."""
     figure = _figure(4.6, 3.0)
     axes = figure.add_subplot()
     values = np.array(density, dtype=float)
@@ -152,7 +152,7 @@ def draw_spectrum(
 
 
 def draw_eigenvalues(groups: Mapping[str, Mapping[str, Any]], title: str = "") -> Figure:
-    """λmax of each part of a network, hatched where it had not converged.
+    """Draw λmax of each part of a network, hatched where it had not converged.
 
     Args:
         groups: model -> part -> what `lambda_max` found of it.
@@ -171,7 +171,7 @@ def draw_eigenvalues(groups: Mapping[str, Mapping[str, Any]], title: str = "") -
 
 
 def _number_of_block(part: str) -> int:
-    """So that blocks come last, in their order, whichever of two networks has more of them."""
+    """Return a sort key that puts blocks last, in their order, even where networks differ in depth."""
     number = part.removeprefix("block")
     return int(number) if number.isdecimal() else 0
 
@@ -182,7 +182,7 @@ def draw_bars(
     title: str = "",
     hatched: Collection[tuple[str, str]] = (),
 ) -> Figure:
-    """Bars for the parts of a network, such as λmax of each block; one colour a model.
+    """Draw bars for the parts of a network, such as λmax of each block; one colour a model.
 
     Args:
         groups: model -> part -> value.
@@ -215,7 +215,7 @@ def draw_bars(
 def draw_attention(
     images: np.ndarray, rows: Mapping[str, np.ndarray], title: str = "", names: Sequence[str] = ()
 ) -> Figure:
-    """Images, and maps laid over them.
+    """Draw images with maps laid over them.
 
     Args:
         images: (N, C, H, W) of uint8.
@@ -277,7 +277,7 @@ def draw_series(
     *,
     logarithmic: bool = False,
 ) -> Figure:
-    """Values over the steps of a process, one line a name."""
+    """Draw values over the steps of a process, one line a name."""
     figure = _figure(4.6, 3.0)
     axes = figure.add_subplot()
     for index, (name, values) in enumerate(lines.items()):

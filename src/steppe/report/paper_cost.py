@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from steppe.report.image_sets import deciding_accuracy
 from steppe.report.numbers import MISSING, whole
 from steppe.report.paper import _BLUE, _GREY, _ORANGE, _figure, plain
-from steppe.report.sets import judged_by
-from steppe.report.table import Row, join_labels, varying_axes
+from steppe.report.rows import Row, join_labels, varying_axes
 
 PANELS = 6
 _LINE, _AROUND = 0.21, 0.75
@@ -23,13 +23,13 @@ LEAST_POINTS = 2.0
 
 
 def draw_accuracy_and_cost(rows: Sequence[Row], title: str = "") -> Figure:
-    """Accuracy of every row, the best first: each seed, their mean and deviation; gradients stand at the right.
+    """Draw the accuracy of every row, the best first: each seed, mean and deviation; gradients at the right.
 
     Args:
         rows: of a study; those without a finished run are left out, and those that others begin from, on other data.
         title: over the figure.
     """
-    judged = judged_by(rows)
+    judged = deciding_accuracy(rows)
     rows = _of_one_question([row for row in rows if row.stat(judged).mean is not None])
     axes = sorted(varying_axes(rows), key=lambda axis: axis != "data")  # accuracies on other data are other figures
     among = Counter(row.labels.get(axes[0], "") for row in rows) if len(axes) > 1 else Counter([""])
@@ -56,7 +56,7 @@ def draw_accuracy_and_cost(rows: Sequence[Row], title: str = "") -> Figure:
 
 
 def _of_one_question(rows: Sequence[Row]) -> list[Row]:
-    """The rows whose data is that of the study's most usual kind of row, by the labels that a row has."""
+    """Return the rows whose data is that of the study's most usual kind of row, by their labels."""
     kinds = [frozenset(axis for axis, label in row.labels.items() if label not in ("", MISSING)) for row in rows]
     usual = Counter(kinds).most_common(1)[0][0] if kinds else frozenset()
     asked = {row.config.data.name for row, kind in zip(rows, kinds, strict=True) if kind == usual}

@@ -12,7 +12,7 @@ from steppe.report.paper import _BLUE, _GREY, _SIZE, _figure, _numbers, _tidy
 
 
 def draw_corruptions(found: Mapping[str, Any], title: str = "") -> Figure:
-    """Accuracy under each corruption at each severity, as a heat map."""
+    """Draw the accuracy under each corruption at each severity, as a heat map."""
     table = found["table"]
     values = 100 * _numbers(list(table.values()))
     means = values.mean(axis=1, keepdims=True)
@@ -34,7 +34,7 @@ def draw_corruptions(found: Mapping[str, Any], title: str = "") -> Figure:
 
 
 def draw_reliability(found: Mapping[str, Any], title: str = "") -> Figure:
-    """How often a model is right, against how sure it is: on the diagonal it can be believed."""
+    """Draw accuracy against confidence: on the diagonal a model is well calibrated."""
     rows = found["reliability"]
     bins = len(rows)
     figure = _figure(3.6, 3.4)
@@ -52,7 +52,7 @@ def draw_reliability(found: Mapping[str, Any], title: str = "") -> Figure:
 
 
 def draw_confusion(found: Mapping[str, Any], classes: Sequence[str], title: str = "") -> Figure:
-    """Which classes are taken for which, in percent of the label's images; names and numbers where there is room."""
+    """Draw which classes are taken for which, in percent of the label's images; numbers where there is room."""
     counts = _numbers(found["confusion"])
     shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     few = len(classes) <= 20

@@ -19,7 +19,7 @@ MOST_LINES = 8
 
 
 def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:
-    """Draw all that the cells of a study hold: name of the figure -> figure.
+    """Draw all that the cells of a study hold: a figure for each name.
 
     Args:
         cells: name of a cell -> {"labels": its labels by axis, "geometry": its `geometry.json`, "metrics": its epochs,
@@ -90,7 +90,7 @@ def draw_lines(
     y_label: str,
     floor: float | None = None,
 ) -> Figure:
-    """Lines of many cells, in as many panels as it takes to tell them apart: by the first axis, then by the next.
+    """Draw lines of many cells, in as many panels as readability takes: by the first axis, then by the next.
 
     Args:
         lines: name of a cell -> where, and what.
@@ -136,7 +136,7 @@ def draw_lines(
 
 
 def draw_outputs(found: Mapping[str, Sequence[Any]]) -> Figure:
-    """What networks answer to a few points while they are rescaled: a panel a network, a line for every output."""
+    """Draw the outputs of networks for a few points during rescaling: a panel a network, a line an output."""
     figure = _figure(3.2 * len(found), 2.8)
     grid = figure.subplots(1, len(found), squeeze=False)[0]
     for axes, (name, steps) in zip(grid, found.items(), strict=True):
@@ -146,7 +146,7 @@ def draw_outputs(found: Mapping[str, Sequence[Any]]) -> Figure:
 
 
 def draw_points(found: Mapping[str, tuple[Any, Any]], columns: int = 4) -> Figure:
-    """Labelled points of the plane, a panel for every set, all on one scale.
+    """Draw labelled points of the plane, a panel for every set, all on one scale.
 
     Args:
         found: name -> points (count, 2) and their labels.
@@ -166,7 +166,7 @@ def draw_points(found: Mapping[str, tuple[Any, Any]], columns: int = 4) -> Figur
 
 
 def draw_landscapes(found: Mapping[str, Mapping[str, Any]], columns: int = 4) -> Figure:
-    """Contours of several landscapes with one scale of colours, so that they can be compared.
+    """Draw contours of several landscapes with one scale of colours, so that they can be compared.
 
     Args:
         found: name -> what the measure `landscape` gave.

@@ -36,7 +36,7 @@ class PictureBudget:
 
 
 def read_attention(record: Record, budget: PictureBudget) -> dict[str, Any] | None:
-    """A run's attention maps as one picture: a sheet of square cells, or the figure for papers where there is no sheet.
+    """Read a run's attention maps as one picture: a sheet of square cells, else the figure for papers.
 
     Returns:
         `src`, a data URI; `columns` and `lines` of cells, both 0 for a whole figure; the `images`' numbers.
@@ -81,7 +81,7 @@ def cut_row(path: Path, count: int, budget: PictureBudget) -> list[str]:
 
 
 def shrink(path: Path) -> tuple[bytes, tuple[int, int]] | None:
-    """A PNG as a small WebP, with its size before; None where there is no picture that can be read."""
+    """Read a PNG as a small WebP, with its size before; None where it cannot be read."""
     shown = _decode(path, "PNG")
     if shown is None:
         return None

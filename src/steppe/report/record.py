@@ -72,7 +72,7 @@ def read_record(run: Run) -> Record:
 
 
 def _progress(config: RunConfig, metrics: Sequence[Mapping[str, Any]], running: bool) -> str:
-    """How far a run without a result is: "running, epoch 4 of 60"."""
+    """Say how far a run without a result is: "running, epoch 4 of 60"."""
     done = int(metrics[-1]["epoch"]) if metrics else 0
     total = config.budget.epochs
     of = f" of {total}" if total else ""
@@ -84,7 +84,7 @@ def _progress(config: RunConfig, metrics: Sequence[Mapping[str, Any]], running: 
 
 
 def read_records(runs: Sequence[Run]) -> list[Record]:
-    """Read the runs, each configuration once: a copy of a run is no second seed. A finished copy is preferred."""
+    """Read the runs, each configuration once: a copy is no second seed. A finished copy is preferred."""
     kept: dict[str, Record] = {}
     for run in runs:
         record = read_record(run)
@@ -95,7 +95,7 @@ def read_records(runs: Sequence[Run]) -> list[Record]:
 
 
 def with_unique_ids(records: list[Record]) -> list[Record]:
-    """Folders in different places may share a name; the report tells them apart by a number."""
+    """Number the records whose folders share a name."""
     seen: dict[str, int] = {}
     out = []
     for record in records:

@@ -14,7 +14,7 @@ from typing import Any
 
 from steppe.report.numbers import number
 from steppe.report.record import Record, dig
-from steppe.report.table import Row, Stat, name_row, spread
+from steppe.report.rows import Row, Stat, name_row, spread
 
 _NOT_SETTINGS = {"with", "with_sha256", "compiled"}
 _USUAL = {"batch": 512, "batchnorm": "running", "subsets": 1}
@@ -36,13 +36,13 @@ class Subject:
 
 
 def results_of(record: Record) -> dict[str, Any]:
-    """All results of a run, by measure."""
+    """Return all results of a run, by measure."""
     both = {**record.geometry, **record.robustness}
     return {str(name): found for name, found in both.items() if isinstance(found, Mapping)}
 
 
 def find_subjects(rows: Sequence[Row], records: Sequence[Record]) -> list[Subject]:
-    """The runs with results beyond what training itself measures, in the order of the rows."""
+    """Find the runs with results beyond what training itself measures, in the order of the rows."""
     by_id = {record.id: record for record in records}
     out = []
     for index, row in enumerate(rows):
@@ -54,7 +54,7 @@ def find_subjects(rows: Sequence[Row], records: Sequence[Record]) -> list[Subjec
 
 
 def describe_settings(measure: str, found: Mapping[str, Any]) -> str:
-    """The settings of a result in words: "points 25, radius 1, examples 256"."""
+    """Describe the settings of a result: "points 25, radius 1, examples 256"."""
     asked = found.get("settings")
     if not isinstance(asked, Mapping):
         asked = {key: found[key] for key in _OF_TRAINING.get(measure, ()) if key in found}
@@ -63,15 +63,15 @@ def describe_settings(measure: str, found: Mapping[str, Any]) -> str:
 
 
 def describe_making(found: Mapping[str, Any]) -> str:
-    """How a result was computed, beyond its settings: batch, mode of BatchNorm, precision, device."""
+    """Describe how a result was computed beyond its settings: batch, mode of BatchNorm, precision, device."""
     how = found.get("how") if isinstance(found.get("how"), Mapping) else {}
     made = found.get("made_on") if isinstance(found.get("made_on"), Mapping) else {}
     shown = {**dict(made or {}), **dict(how or {})}
     return ", ".join(f"{str(key).replace('_', ' ')} {_word(value)}" for key, value in shown.items())
 
 
-def alike(records: Sequence[Record], measure: str) -> list[Record]:
-    """Those of a row's runs that have a measure with the settings most of them have."""
+def with_usual_settings(records: Sequence[Record], measure: str) -> list[Record]:
+    """Return a row's runs that have a measure with the settings that most of them have."""
     having = [record for record in records if measure in results_of(record)]
     said = [describe_settings(measure, results_of(record)[measure]) for record in having]
     if not having:
@@ -81,17 +81,17 @@ def alike(records: Sequence[Record], measure: str) -> list[Record]:
 
 
 def stat_of(records: Sequence[Record], measure: str, read: Callable[[Mapping[str, Any]], float | None]) -> Stat:
-    """A figure of a measure over a row's runs."""
-    return spread([read(results_of(record)[measure]) for record in alike(records, measure)])
+    """Average a figure of a measure over a row's runs."""
+    return spread([read(results_of(record)[measure]) for record in with_usual_settings(records, measure)])
 
 
-def at(*keys: str) -> Callable[[Mapping[str, Any]], float | None]:
-    """A reader of the number at a place of a result."""
+def number_at(*keys: str) -> Callable[[Mapping[str, Any]], float | None]:
+    """Return a reader of the number at a place of a result."""
     return lambda found: number(dig(found, *keys))
 
 
 def note_settings(records: Sequence[Record], measure: str) -> dict[str, Any]:
-    """The settings that runs were measured with: one text, or where they differ each with how many."""
+    """Describe the settings of some runs: one text, or where they differ each with its count."""
     said = Counter(
         describe_settings(measure, found)
         for record in records
@@ -104,7 +104,7 @@ def note_settings(records: Sequence[Record], measure: str) -> dict[str, Any]:
 
 
 def numbers(values: Any, digits: int = 4) -> list[float | None]:
-    """A list of numbers, each rounded; what is no number is a gap."""
+    """Round a list of numbers; anything that is no number becomes a gap."""
     return [short(number(value), digits) for value in values] if isinstance(values, list) else []
 
 

@@ -10,15 +10,15 @@ from steppe.report.numbers import MISSING, number, percent
 from steppe.report.record import Record, dig
 from steppe.report.results import (
     Subject,
-    alike,
-    at,
     describe_making,
     describe_settings,
+    number_at,
     results_of,
     short,
     stat_of,
+    with_usual_settings,
 )
-from steppe.report.table import Row, Stat, name_row
+from steppe.report.rows import Row, Stat, name_row
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def _rise(found: Mapping[str, Any]) -> float | None:
 
 
 def _active(found: Mapping[str, Any]) -> float | None:
-    """The share of active neurons, over all blocks."""
+    """Return the share of active neurons, over all blocks."""
     blocks = found.get("activations")
     known = [
         (number(dig(block, "active")), number(dig(block, "neurons")))
@@ -50,43 +50,57 @@ def _active(found: Mapping[str, Any]) -> float | None:
 
 
 FIGURES = [
-    Figure("lambda_max", "λmax", "largest eigenvalue of the Hessian", at("parts", "whole", "lambda_max", "value")),
-    Figure("lambda_max", "λmin", "smallest eigenvalue of the Hessian", at("parts", "whole", "lambda_min", "value")),
-    Figure("trace", "Trace", "trace of the Hessian", at("parts", "whole", "mean")),
-    Figure("sharpness", "SAM sharpness", "rise of the loss in a ball, to first order", at("none", "first_order")),
-    Figure("sharpness", "ASAM sharpness", "the same, scaled by the weights", at("weights", "first_order")),
+    Figure(
+        "lambda_max", "λmax", "largest eigenvalue of the Hessian", number_at("parts", "whole", "lambda_max", "value")
+    ),
+    Figure(
+        "lambda_max", "λmin", "smallest eigenvalue of the Hessian", number_at("parts", "whole", "lambda_min", "value")
+    ),
+    Figure("trace", "Trace", "trace of the Hessian", number_at("parts", "whole", "mean")),
+    Figure(
+        "sharpness", "SAM sharpness", "rise of the loss in a ball, to first order", number_at("none", "first_order")
+    ),
+    Figure("sharpness", "ASAM sharpness", "the same, scaled by the weights", number_at("weights", "first_order")),
     Figure("noise_loss", "Rise under noise", "how much Gaussian noise on the weights raises the loss", _rise),
-    Figure("landscape", "Loss at the weights", "the middle of the landscape", at("centre")),
-    Figure("between", "Barrier", "highest rise on the way to another run", at("barrier")),
-    Figure("ntk", "NTK κ", "condition number of the tangent kernel, trained weights", at("kappa")),
-    Figure("ntk_initial", "NTK κ at first", "condition number of the tangent kernel, first weights", at("kappa")),
-    Figure("norms", "‖weights‖", "norm of all weights", at("weights", "whole")),
-    Figure("norms", "‖gradient‖", "norm of the gradient", at("gradients", "whole")),
+    Figure("landscape", "Loss at the weights", "the middle of the landscape", number_at("centre")),
+    Figure("between", "Barrier", "highest rise on the way to another run", number_at("barrier")),
+    Figure("ntk", "NTK κ", "condition number of the tangent kernel, trained weights", number_at("kappa")),
+    Figure(
+        "ntk_initial", "NTK κ at first", "condition number of the tangent kernel, first weights", number_at("kappa")
+    ),
+    Figure("norms", "‖weights‖", "norm of all weights", number_at("weights", "whole")),
+    Figure("norms", "‖gradient‖", "norm of the gradient", number_at("gradients", "whole")),
     Figure("norms", "Active neurons %", "share above zero after the activation, all blocks", _active, share=True),
-    Figure("missing_rate", "Missing rate %", "mixtures of two images taken for a third class", at("rate"), share=True),
-    Figure("scores", "Top-1 %", "test images classified rightly", at("top1"), share=True),
-    Figure("scores", "Top-5 %", "right class among the five likeliest", at("top5"), share=True),
-    Figure("scores", "ECE", "expected calibration error", at("ece")),
-    Figure("scores", "NLL", "negative log likelihood of the test images", at("nll")),
-    Figure("scores", "Brier", "squared error of the probabilities", at("brier")),
+    Figure(
+        "missing_rate",
+        "Missing rate %",
+        "mixtures of two images taken for a third class",
+        number_at("rate"),
+        share=True,
+    ),
+    Figure("scores", "Top-1 %", "test images classified rightly", number_at("top1"), share=True),
+    Figure("scores", "Top-5 %", "right class among the five likeliest", number_at("top5"), share=True),
+    Figure("scores", "ECE", "expected calibration error", number_at("ece")),
+    Figure("scores", "NLL", "negative log likelihood of the test images", number_at("nll")),
+    Figure("scores", "Brier", "squared error of the probabilities", number_at("brier")),
     Figure(
         "tta",
         "TTA %",
         "test images classified rightly by the mean answer to several views",
-        at("augmented"),
+        number_at("augmented"),
         share=True,
     ),
-    Figure("corruptions", "Corrupted %", "mean accuracy under corruptions", at("mean"), share=True),
-    Figure("attacks", "FGSM %", "accuracy under a one-step attack", at("fgsm"), share=True),
-    Figure("attacks", "PGD %", "accuracy under an attack of several steps", at("pgd"), share=True),
-    Figure("variants", "ImageNet V2 %", "accuracy on ImageNet V2", at("imagenet_v2", "top1"), share=True),
-    Figure("variants", "ImageNet R %", "accuracy on ImageNet R", at("imagenet_r", "top1"), share=True),
-    Figure("variants", "ImageNet ReaL %", "accuracy on ImageNet ReaL", at("imagenet_real", "top1"), share=True),
+    Figure("corruptions", "Corrupted %", "mean accuracy under corruptions", number_at("mean"), share=True),
+    Figure("attacks", "FGSM %", "accuracy under a one-step attack", number_at("fgsm"), share=True),
+    Figure("attacks", "PGD %", "accuracy under an attack of several steps", number_at("pgd"), share=True),
+    Figure("variants", "ImageNet V2 %", "accuracy on ImageNet V2", number_at("imagenet_v2", "top1"), share=True),
+    Figure("variants", "ImageNet R %", "accuracy on ImageNet R", number_at("imagenet_r", "top1"), share=True),
+    Figure("variants", "ImageNet ReaL %", "accuracy on ImageNet ReaL", number_at("imagenet_real", "top1"), share=True),
 ]
 
 
 def figure_table(rows: Sequence[Row], records: Sequence[Record], subjects: Sequence[Subject]) -> dict[str, Any]:
-    """One line for each measured row, one column for each figure that any of them has."""
+    """Build one line for each measured row, one column for each figure that any of them has."""
     by_id = {record.id: record for record in records}
     measured = sorted({subject.row for subject in subjects})
     groups = {index: [by_id[run_id] for run_id in rows[index].run_ids] for index in measured}
@@ -108,12 +122,12 @@ def figure_table(rows: Sequence[Row], records: Sequence[Record], subjects: Seque
 
 
 def attack_table(rows: Sequence[Row], records: Sequence[Record]) -> list[dict[str, Any]]:
-    """One line for each row that was attacked: accuracies, the attack, and what the check for masked gradients says."""
+    """Build one line for each attacked row: accuracies, the attack, and the check for masked gradients."""
     by_id = {record.id: record for record in records}
     out = []
     for row in rows:
-        group = alike([by_id[run_id] for run_id in row.run_ids], "attacks")
-        cells = [stat_of(group, "attacks", at(key)) for key in ("clean", "fgsm", "pgd")]
+        group = with_usual_settings([by_id[run_id] for run_id in row.run_ids], "attacks")
+        cells = [stat_of(group, "attacks", number_at(key)) for key in ("clean", "fgsm", "pgd")]
         if all(stat.mean is None for stat in cells):
             continue
         found = results_of(group[0])["attacks"]
@@ -141,7 +155,7 @@ def attack_table(rows: Sequence[Row], records: Sequence[Record]) -> list[dict[st
 
 
 def every_scalar(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Every number of every result, with its settings: names and settings are listed once and pointed to."""
+    """List every number of every result; names and settings are listed once and referred to by position."""
     names: dict[str, int] = {}
     settings: dict[str, int] = {}
     lines: list[list[Any]] = []
@@ -157,7 +171,7 @@ def every_scalar(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def _numbers(found: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """The numbers in nested mappings, lists left out: those are curves and tables, drawn elsewhere."""
+    """List the numbers in nested mappings; lists are curves and tables, which are drawn elsewhere."""
     out: list[tuple[str, float]] = []
     for key, value in found.items():
         if not prefix and key in ("settings", "how", "made_on"):

@@ -40,14 +40,14 @@ class Pages:
         self._made: dict[bool, tuple[str, bytes]] = {}
 
     def version(self) -> str:
-        """What a page made now would be made from."""
+        """Return the fingerprint of the folders as they are now."""
         with self._lock:
             if time.monotonic() - self._looked >= _LOOK_S:
                 self._version, self._looked = fingerprint(self._folders), time.monotonic()
             return self._version
 
     def page(self, bare: bool = False) -> bytes:
-        """The page; `bare` without its scripts."""
+        """Return the page; a `bare` one has no scripts."""
         version = self.version()
         with self._lock:
             if bare not in self._made or self._made[bare][0] != version:
@@ -56,7 +56,7 @@ class Pages:
 
 
 def fingerprint(folders: Sequence[Path]) -> str:
-    """A digest of the names, sizes and times of all files a report is made from, and of which runs are under way."""
+    """Digest the names, sizes and times of all files that make a report, and which runs are under way."""
     digest = hashlib.sha256()
     for folder in folders:
         for place, inner, names in os.walk(folder):
@@ -75,7 +75,7 @@ def fingerprint(folders: Sequence[Path]) -> str:
 
 
 def open_server(folders: Sequence[Path], render: Render, port: int = 0) -> ThreadingHTTPServer:
-    """Begin to listen; `serve_forever` of what is returned answers.
+    """Begin to listen; the returned server answers in `serve_forever`.
 
     Args:
         folders: what to watch.
@@ -96,7 +96,7 @@ def open_server(folders: Sequence[Path], render: Render, port: int = 0) -> Threa
 
 
 def address_of(server: ThreadingHTTPServer) -> str:
-    """What to open in a browser."""
+    """Return the address to open in a browser."""
     return f"http://{HOST}:{server.server_address[1]}/"
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from steppe.chance import Interval, half_interval, mean_error, quantile, seed_error, share_interval
 from steppe.errors import RunError
-from steppe.report.table import Row
+from steppe.report.rows import Row
 from steppe.runs import read_answers
 
 

@@ -15,7 +15,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 def smooth_alike(spectra: Mapping[_Key, Any]) -> dict[_Key, tuple[np.ndarray, np.ndarray]]:
-    """Eigenvalues, and the density at each; what cannot be drawn is left out.
+    """Return eigenvalues and the density at each; anything that cannot be drawn is left out.
 
     Args:
         spectra: what `spectrum` of a `geometry.json` holds, by anything.

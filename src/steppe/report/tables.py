@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from steppe.report import findings
+from steppe.report.image_sets import deciding_accuracy
 from steppe.report.layout import Layout
 from steppe.report.numbers import compact, duration, loss, percent, points, whole
-from steppe.report.sets import judged_by
-from steppe.report.table import Row, Stat, label_columns
+from steppe.report.rows import Row, Stat, label_columns
 
 MOST_METHODS = 6
 """So many stand side by side in the matrix of verdicts."""
@@ -34,12 +34,22 @@ _COLUMNS: list[tuple[str, str, str]] = [
 ]
 
 
+class Cell(NamedTuple):
+    """A cell of the table beside the chart."""
+
+    text: str
+    kind: str
+    """label, text or number"""
+    small: str = ""
+    """what stands below it"""
+
+
 def summary_table(rows: Sequence[Row]) -> dict[str, Any]:
-    """The summary table: each cell with its text, what it is sorted by, its spread and the room its column needs."""
+    """Build the summary table: each cell with its text, sort key, spread and the room its column needs."""
     columns = label_columns(rows)
     front = findings.unbeaten(rows, "time_s") if len(rows) > 1 else set()
     shown = [c for c in _COLUMNS if c[0] != "test_accuracy_tta" or any(row.test_accuracy_tta.n for row in rows)]
-    measures = sorted(shown, key=lambda column: column[0] != judged_by(rows))
+    measures = sorted(shown, key=lambda column: column[0] != deciding_accuracy(rows))
     room = {name: max((len(_show(name, row.stat(name))[1]) for row in rows), default=0) for name, _, _ in measures}
     body = []
     for index, row in enumerate(rows):
@@ -62,22 +72,22 @@ def summary_table(rows: Sequence[Row]) -> dict[str, Any]:
         "rows": body,
         "sorted": len(columns),
         "ordered": len({row.study for row in rows}) < 2,
-        "by_validation": judged_by(rows) == "val_accuracy",
+        "by_validation": deciding_accuracy(rows) == "val_accuracy",
     }
 
 
 def _show(name: str, stat: Stat) -> tuple[str, str]:
     """Show a measure's mean, and its spread where that is worth its place."""
     if "accuracy" in name:
-        return _apart(percent(stat.mean, stat.std, unit=""))
+        return _split_spread(percent(stat.mean, stat.std, unit=""))
     if name.startswith("noise"):
-        return _apart(loss(stat.mean, stat.std))
+        return _split_spread(loss(stat.mean, stat.std))
     if name.endswith("_s"):
         return duration(stat.mean), ""
     return (whole(stat.mean) if name == "gradient_evaluations" else compact(stat.mean)), ""
 
 
-def _apart(text: str) -> tuple[str, str]:
+def _split_spread(text: str) -> tuple[str, str]:
     mean, sign, std = text.partition(" ± ")
     return mean, sign.strip() + " " + std if std else ""
 
@@ -88,7 +98,7 @@ def _seeds(row: Row) -> str:
 
 
 def verdict_matrix(comparisons: Sequence[findings.Comparison], layout: Layout) -> dict[str, Any]:
-    """The comparisons as a matrix: a line for each setting, a column for each method and budget.
+    """Build the matrix of comparisons: a line for each setting, a column for each method and budget.
 
     Where there are many methods for few settings it is turned, so that it can be read without scrolling to the side.
     """

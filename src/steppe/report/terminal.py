@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from steppe.report.findings import unbeaten
+from steppe.report.image_sets import deciding_accuracy
 from steppe.report.numbers import compact, duration, loss, percent, shorten, whole
-from steppe.report.sets import judged_by
-from steppe.report.table import Row, join_columns, label_columns
+from steppe.report.rows import Row, join_columns, label_columns
 
 _VALIDATION, _AUGMENTED = "Val. acc %", "with\nTTA %"
 _COLUMNS = (
@@ -49,7 +49,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 def _print_rows(rows: Sequence[Row], console: Console) -> None:
     front = unbeaten(rows, "time_s") if len(rows) > 1 else set()
-    by_validation = judged_by(rows) == "val_accuracy"
+    by_validation = deciding_accuracy(rows) == "val_accuracy"
     hidden = set() if by_validation else {_VALIDATION}
     hidden |= set() if any(row.test_accuracy_tta.n for row in rows) else {_AUGMENTED}
     cells = [_cells(row, index in front, by_validation, hidden) for index, row in enumerate(rows)]
@@ -113,7 +113,7 @@ def _choose_columns(
 
 
 def _least_room(labels: Mapping[str, Sequence[str]]) -> int:
-    """What labels need to be of use; a single column of joined ones needs more."""
+    """Return the room that labels need; a single column of joined ones needs more."""
     if len(labels) > 1:
         return _NARROWEST_LABEL * len(labels)
     return min(_NARROWEST_NAME, max(len(text) for own in labels.values() for text in own))

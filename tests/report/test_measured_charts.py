@@ -13,7 +13,7 @@ from report_results import CORRUPTIONS, add_results, confusion, name_classes
 from steppe.report import confusion as confusion_module
 from steppe.report import summarise, write_report
 from steppe.report.layout import lay_out
-from steppe.report.measured import measured_data, settings_notes
+from steppe.report.measured_charts import measured_data, settings_notes
 from steppe.report.pictures import PictureBudget, read_attention, shrink
 from steppe.report.record import read_records
 from steppe.report.results import find_subjects

@@ -6,7 +6,7 @@ import pytest
 
 from steppe.report import summarise, write_report
 from steppe.report.findings import answers, fronts, overall, supports, unbeaten
-from steppe.report.sets import name_test_sets
+from steppe.report.image_sets import name_test_sets
 
 TOYS = [{"name": "toy_rings", "variance": v} for v in (1.0, 15.0)]
 

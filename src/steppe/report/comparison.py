@@ -9,7 +9,7 @@ from typing import Any
 from steppe.config import name_source
 from steppe.config.claims import ClaimSyntaxError, parse_claim
 from steppe.report.numbers import MISSING, number, points
-from steppe.report.parts import Part
+from steppe.report.studies import StudyRuns
 
 _KINDS = {"holds": "better", "does not hold": "worse"}
 _WORDS = {
@@ -22,8 +22,8 @@ _WORDS = {
 """What became of one claim and of several, in the order they are told."""
 
 
-def published_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """The comparison of each study that has one: see `published_tables`, with the study's name and title."""
+def published_studies(parts: Sequence[StudyRuns]) -> list[dict[str, Any]]:
+    """Return the comparison of each study that has one: `published_tables` with the study's name and title."""
     out = []
     for part in parts:
         finished = sum(record.status == "finished" for record in part.records if part.plans(record))
@@ -34,15 +34,15 @@ def published_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
     return out
 
 
-def sum_claims(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
-    """What became of the claims of several studies together, in words."""
+def describe_all_claims(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
+    """Say how the claims of several studies together came out."""
     claims = [claim for table in tables for claim in table["claims"]]
     counts = Counter(str(claim["verdict"]) for claim in claims)
     return _sentence(counts, sum(bool(claim["source"]) for claim in claims))
 
 
 def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, Any] | None:
-    """The comparison as tables of text; None where there is none.
+    """Return the comparison as tables of text; None where there is none.
 
     Args:
         comparison: the content of `compare.json`, as `steppe study compare` writes it.
@@ -60,7 +60,7 @@ def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, 
         "counts": [(_chip(verdict, count), count, _KINDS.get(verdict, "")) for verdict, count in counts.most_common()],
         "sentence": _sentence(counts, sum(bool(claim["source"]) for claim in claims)),
         "cells": compared,
-        "data": data_of(cells),
+        "data": differing_data(cells),
         "left_out": [
             {"place": _place(cell), "value": _value(cell.get("value"), cell.get("unit")), "note": str(cell.get("note"))}
             for cell in cells
@@ -70,8 +70,8 @@ def published_tables(comparison: Mapping[str, Any], finished: int) -> dict[str, 
     }
 
 
-def data_of(cells: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """The data sets of published figures and of ours, where the two differ.
+def differing_data(cells: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Return the data sets of published figures and of ours, where the two differ.
 
     Args:
         cells: of `compare.json`.
@@ -84,7 +84,7 @@ def data_of(cells: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
 
 
 def _sentence(counts: Counter[str], published: int) -> list[tuple[str, bool]]:
-    """What became of the claims, in words: pieces of text, each with whether it is emphasised.
+    """Say how the claims came out: pieces of text, each with whether it is emphasised.
 
     Args:
         counts: how many claims have each verdict.
@@ -102,7 +102,7 @@ def _sentence(counts: Counter[str], published: int) -> list[tuple[str, bool]]:
 
 
 def _chip(verdict: str, count: int) -> str:
-    """A verdict as it stands beside its count: "2 hold", "3 undecided"."""
+    """Name a verdict as it stands beside its count: "2 hold", "3 undecided"."""
     return _WORDS[verdict][count > 1] if verdict in _KINDS else verdict
 
 
@@ -112,7 +112,7 @@ def _became(verdict: str, count: int) -> str:
 
 
 def claim_interval(claim: Mapping[str, Any]) -> str:
-    """By how much a claim's sides differ, with the interval: accuracies and errors in percentage points."""
+    """Show by how much a claim's sides differ, with the interval; accuracies and errors in percentage points."""
     difference, low, high = (number(claim.get(key)) for key in ("difference", "low", "high"))
     if difference is None:
         return MISSING

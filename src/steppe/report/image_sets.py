@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from steppe.report.table import Row, show_value
+from steppe.report.rows import Row, show_value
 
 
 class ImageSet(NamedTuple):
@@ -18,13 +18,13 @@ class ImageSet(NamedTuple):
 
 
 def images_of(row: Row) -> ImageSet:
-    """What settles a row's test images."""
+    """Return what determines a row's test images."""
     data = row.config.data
     return ImageSet(data.name, data.variance, data.test_fraction, data.split_seed)
 
 
-def judged_by(rows: Sequence[Row]) -> str:
-    """By which accuracy rows compare: on the test images; of the trials of a search, which see none, on validation's.
+def deciding_accuracy(rows: Sequence[Row]) -> str:
+    """Choose the accuracy by which rows compare: test; validation for the trials of a search, which are not tested.
 
     Args:
         rows: of the same test images.
@@ -42,7 +42,7 @@ def short_name(data: str) -> str:
 
 
 def name_test_sets(rows: Sequence[Row]) -> list[str]:
-    """Name the test images of every row: the data set, and where one name has several, what makes them differ."""
+    """Name the test images of every row: the data set, and where one name has several, how they differ."""
     sets = [images_of(row) for row in rows]
     short = {s.name: short_name(s.name) for s in sets}
     if len(set(short.values())) < len(short):  # folders of one name in different places
@@ -57,7 +57,7 @@ def name_test_sets(rows: Sequence[Row]) -> list[str]:
 
 
 def split_by_test_set(rows: Sequence[Row]) -> dict[str, list[int]]:
-    """The positions of the rows of each test set, by its name."""
+    """Group the positions of the rows by the name of their test set."""
     groups: dict[str, list[int]] = {}
     for index, name in enumerate(name_test_sets(rows)):
         groups.setdefault(name, []).append(index)

@@ -9,14 +9,14 @@ from typing import Any
 
 from steppe.errors import RunError
 from steppe.report.record import Record, read_records, with_unique_ids
-from steppe.report.table import Row, summarise_records
+from steppe.report.rows import Row, summarise_records
 from steppe.runs import Run, read_json
 
 _LOOSE = "no study"
 
 
 @dataclass(frozen=True)
-class Part:
+class StudyRuns:
     """The runs of a study, or all that are no study's."""
 
     records: list[Record]
@@ -27,27 +27,27 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The study's, as rows are told by it."""
+        """The study's name, which its rows carry."""
         found = self.text("name") or self.comparison.get("study")
         return found if isinstance(found, str) and found else _LOOSE
 
     def plans(self, record: Record) -> bool:
-        """Whether a run is one of the study's own, as far as `study.json` says."""
+        """Return whether a run is one of the study's own, as far as `study.json` says."""
         planned = self.about.get("runs")
         if not isinstance(planned, list):
             return True
         return record.config.run_id in {str(run.get("run_id")) for run in planned if isinstance(run, Mapping)}
 
     def text(self, key: str) -> str:
-        """A text of `study.json`; empty where it has none."""
+        """Return a text of `study.json`; empty where it has none."""
         value = self.about.get(key)
         return value if isinstance(value, str) else ""
 
 
-def read_parts(
+def read_studies(
     runs: Sequence[Run], folders: Sequence[Path], tell: Callable[[str], None] = lambda passed_over: None
-) -> list[Part]:
-    """Read runs, those of each study by themselves.
+) -> list[StudyRuns]:
+    """Read runs, grouped by study.
 
     Args:
         runs: what was found in the folders.
@@ -64,13 +64,13 @@ def read_parts(
         if runs and not own:
             continue
         about, comparison = ({}, {}) if folder is None else (_read(folder / f"{n}.json", tell) for n in _FILES)
-        parts.append(Part(read_records(own), about, comparison))
+        parts.append(StudyRuns(read_records(own), about, comparison))
     ids = iter(with_unique_ids([record for part in parts for record in part.records]))
     return [replace(part, records=[next(ids) for _ in part.records]) for part in parts]
 
 
-def summarise_parts(parts: Sequence[Part]) -> list[Row]:
-    """One row for the runs of a study that differ only in their seed, labelled by that study."""
+def summarise_studies(parts: Sequence[StudyRuns]) -> list[Row]:
+    """Summarise runs that differ only in their seed as one row, labelled by their study."""
     several = len(parts) > 1
     return [
         replace(row, study=part.name) if several else row

@@ -13,9 +13,9 @@ from steppe.report.layout import Layout
 from steppe.report.numbers import number
 from steppe.report.pictures import PictureBudget, read_attention
 from steppe.report.record import Record, dig
-from steppe.report.results import Subject, alike, note_settings, numbers, results_of, short, stat_of
+from steppe.report.results import Subject, note_settings, numbers, results_of, short, stat_of, with_usual_settings
+from steppe.report.rows import Row, name_row, spread
 from steppe.report.spectra import smooth_alike
-from steppe.report.table import Row, name_row, spread
 
 BLOCKS = {
     "lambda_max": "λmax of the Hessian",
@@ -74,7 +74,7 @@ def measured_data(
 
 
 def settings_notes(subjects: Sequence[Subject]) -> dict[str, dict[str, Any]]:
-    """For every measure, the settings it was made with: beside each figure the page says them."""
+    """Return for every measure the settings it was made with."""
     records = [subject.record for subject in subjects]
     measures = dict.fromkeys(name for record in records for name in results_of(record))
     return {measure: note_settings(records, measure) for measure in measures}
@@ -114,7 +114,7 @@ def _line(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _betweens(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """The ways from a run to another, which is called as on this page where it is one of its runs."""
+    """Collect the loss on the way from a run to another; runs of this page are called as on this page."""
     names = {subject.record.path.name: subject.name for subject in subjects}
 
     def read(found: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -128,7 +128,7 @@ def _betweens(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
 
 
 def _spectra(subjects: Sequence[Subject], layout: Layout) -> list[dict[str, Any]]:
-    """Densities; within a panel all are smoothed by the same width, so that they compare."""
+    """Collect densities; within a panel all are smoothed by the same width, so that they compare."""
     panels: dict[str, dict[int, Any]] = {}
     for index, subject in enumerate(subjects):
         panels.setdefault(layout.panel_of[subject.row], {})[index] = results_of(subject.record).get("spectrum")
@@ -149,11 +149,11 @@ def _spectra(subjects: Sequence[Subject], layout: Layout) -> list[dict[str, Any]
 
 
 def _blocks(kind: str, groups: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:
-    """A figure of each block of each row's model: mean and standard deviation over seeds."""
+    """Collect a figure of each block of each row's model: mean and standard deviation over seeds."""
     measure = _MEASURE_OF[kind]
     out = []
     for index, group in enumerate(groups):
-        found = [_parts(kind, results_of(record)[measure]) for record in alike(group, measure)]
+        found = [_parts(kind, results_of(record)[measure]) for record in with_usual_settings(group, measure)]
         names = dict.fromkeys(name for parts in found for name in parts)
         if not names:
             continue
@@ -167,7 +167,7 @@ def _blocks(kind: str, groups: Sequence[Sequence[Record]]) -> list[dict[str, Any
 
 
 def _parts(kind: str, found: Mapping[str, Any]) -> dict[str, tuple[float | None, bool]]:
-    """Block -> its figure, and whether it can be relied on: an eigenvalue may not have converged."""
+    """Return for each block its figure, and whether it is reliable: an eigenvalue may not have converged."""
     place = {"active": "activations"}.get(kind, kind) if _MEASURE_OF[kind] == "norms" else "parts"
     parts = found.get(place)
     out: dict[str, tuple[float | None, bool]] = {}
@@ -183,7 +183,7 @@ def _parts(kind: str, found: Mapping[str, Any]) -> dict[str, tuple[float | None,
 
 
 def _corruptions(group: Sequence[Record], row: int, name: str) -> dict[str, Any] | None:
-    used = alike(group, "corruptions")
+    used = with_usual_settings(group, "corruptions")
     tables = [dig(results_of(record), "corruptions", "table") for record in used]
     tables = [table for table in tables if isinstance(table, Mapping) and table]
     if not tables:
@@ -208,8 +208,8 @@ def _corruptions(group: Sequence[Record], row: int, name: str) -> dict[str, Any]
 
 
 def _reliability(group: Sequence[Record], row: int) -> dict[str, Any] | None:
-    """Confidence against accuracy in bins, the images of all seeds put together."""
-    lists = [dig(results_of(record), "scores", "reliability") for record in alike(group, "scores")]
+    """Collect confidence and accuracy in bins, over the images of all seeds."""
+    lists = [dig(results_of(record), "scores", "reliability") for record in with_usual_settings(group, "scores")]
     lists = [bins for bins in lists if isinstance(bins, list) and bins]
     if not lists:
         return None
@@ -230,7 +230,7 @@ def _reliability(group: Sequence[Record], row: int) -> dict[str, Any] | None:
 
 
 def _attention(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """Pictures, of the first run of each row before the others, until their room is used up."""
+    """Collect pictures, the first run of each row before the others, while there is room."""
     budget = PictureBudget()
     order = sorted(range(len(subjects)), key=lambda i: (not subjects[i].first, i))
     found = {}
@@ -243,7 +243,7 @@ def _attention(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
 
 
 def _thin(count: int) -> list[int]:
-    """Positions to keep of so many: all, or fewer at equal distances with both ends."""
+    """Choose positions to keep: all, or fewer at equal distances with both ends."""
     if count <= _LONGEST_SIDE:
         return list(range(count))
     return [round(i * (count - 1) / (_LONGEST_SIDE - 1)) for i in range(_LONGEST_SIDE)]

@@ -20,10 +20,10 @@ from steppe.config import name_source
 from steppe.config.claims import parse_labels
 from steppe.errors import RunError
 from steppe.plain_files import read_plain_text
+from steppe.report.comparison import claim_interval, differing_data
 from steppe.report.numbers import MISSING, compact, duration, number, percent, whole
-from steppe.report.published import claim_interval, data_of
 from steppe.report.record import Record, dig
-from steppe.report.table import Row, Stat, name_axis, spread
+from steppe.report.rows import Row, Stat, name_axis, spread
 from steppe.runs import Output
 
 BEGIN, END = "<!-- results: begin (made by `steppe study publish`) -->", "<!-- results: end -->"
@@ -74,7 +74,7 @@ class StudyResults:
 def render_page(
     studies: Sequence[StudyResults], benchmarks: Mapping[str, Sequence[Mapping[str, str]]], sources: str | None = None
 ) -> str:
-    """The page of all results, as Markdown.
+    """Render the page of all results as Markdown.
 
     Args:
         studies: in the order they are to come.
@@ -140,7 +140,7 @@ def _render_overview(studies: Sequence[StudyResults]) -> list[str]:
         named = list(zip(_cell_names(cells), cells, strict=True))
         theirs = "; ".join(f"{name} {_value(cell.get('value'), cell.get('unit'))}".strip() for name, cell in named)
         ours = "; ".join(f"{name} {_measured(cell)}".strip() for name, cell in named)
-        if (there := data_of(cells)) and all(cell.get("published_on") for cell in cells):
+        if (there := differing_data(cells)) and all(cell.get("published_on") for cell in cells):
             theirs, ours = f"on {there[0]}: {theirs}", f"on {there[1]}, {_scale(study)}: {ours}"
         elif cells and study.scale != "paper":
             ours = f"{_scale(study)}: {ours}"
@@ -193,7 +193,7 @@ def put_between_marks(text: str, lines: Sequence[str], where: str) -> str:
 
 
 def read_benchmarks(folder: Path) -> dict[str, list[dict[str, str]]]:
-    """The CSV files of a results folder, by name.
+    """Read the CSV files of a results folder, by name.
 
     Args:
         folder: the results.
@@ -225,7 +225,7 @@ def _render_study(study: StudyResults) -> list[str]:
     if claims := study.comparison.get("claims"):
         lines += ["", *_claim_table(claims)]
     if cells := _compared(study):
-        if there := data_of(cells):
+        if there := differing_data(cells):
             lines += ["", f"Figures of {there[0]} stand beside ours of {there[1]} without a difference."]
         lines += ["", *_cell_table(cells)]
     for picture, about in study.pictures.items():
@@ -235,7 +235,7 @@ def _render_study(study: StudyResults) -> list[str]:
 
 
 def _scale(study: StudyResults, quote: str = "") -> str:
-    """The scale, with what most of its runs have made smaller: images, or how many of them are learned."""
+    """Name the scale, with what most of its runs have made smaller: the images, or their number."""
     smaller = []
     if study.records:
         images = [record.config.data for record in study.records]
@@ -246,7 +246,7 @@ def _scale(study: StudyResults, quote: str = "") -> str:
 
 
 def _networks(study: StudyResults) -> str:
-    """Which network a label stands for: a scale may put a small one where the source has a large one."""
+    """Name the network behind each label: a scale may use a smaller one than the source."""
     by_id = {record.id: record for record in study.records}
     names: dict[str, dict[str, None]] = {}
     for row in study.rows:
@@ -280,7 +280,7 @@ def _run_table(study: StudyResults) -> list[str]:
 
 
 def _part_table(study: StudyResults) -> list[str]:
-    """λmax by part, ‖w‖, and ‖a‖ of three blocks, where a study has measured any of them."""
+    """Render λmax by part, ‖w‖, and ‖a‖ of three blocks, where a study has measured any of them."""
     by_id = {record.id: record for record in study.records}
     found = [[_by_part(by_id[run]) for run in row.run_ids if run in by_id] for row in study.rows]
     columns = [f"λmax: {part}" for part in (*_LAYERS.values(), *_BLOCKS)]
@@ -298,7 +298,7 @@ def _part_table(study: StudyResults) -> list[str]:
 
 
 def _by_part(record: Record) -> dict[str, float | None]:
-    """What a run has of each column of the table of parts."""
+    """Return what a run has of each column of the table of parts."""
     parts = dig(record.geometry, "lambda_max", "parts")
     norms = dig(record.geometry, "norms", "activations")
     values = {"‖w‖": _dig(record, ("geometry", "norms", "weights", "whole"))}
@@ -311,7 +311,7 @@ def _by_part(record: Record) -> dict[str, float | None]:
 
 
 def _block(parts: Any, depth: float) -> str:
-    """The name of the block that lies so deep: of twelve the sixth is the middle one."""
+    """Name the block at a relative depth: of twelve the sixth is the middle one."""
     named = [re.fullmatch(r"block(\d+)", part) for part in parts] if isinstance(parts, dict) else []
     blocks = sorted(int(match[1]) for match in named if match)
     return f"block{blocks[int((len(blocks) - 1) * depth)]}" if blocks else ""
@@ -339,13 +339,13 @@ def _cell_table(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _compared(study: StudyResults) -> list[Mapping[str, Any]]:
-    """Published figures that have a counterpart here; settings of the recipe agree by construction and are left out."""
+    """List published figures with a counterpart here; a recipe's settings agree by construction and are left out."""
     cells = study.comparison.get("cells", [])
     return [c for c in cells if c.get("measured") is not None and not str(c.get("measure")).startswith("config.")]
 
 
 def _cell_names(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells each cell from the others: its labels, without those that all of them share."""
+    """Name each cell by its labels, without those that all of them share."""
     labels = [parse_labels(str(cell.get("measure")).partition("[")[2].removesuffix("]")) for cell in cells]
     shared = set.intersection(*(set(each.items()) for each in labels)) if len(labels) > 1 else set()
     return [", ".join(label for axis, label in each.items() if (axis, label) not in shared) for each in labels]
@@ -385,7 +385,7 @@ def _stat(stat: Stat) -> str:
 
 
 def _digits(value: float, count: int) -> str:
-    """A number with so many digits that count, and no power of ten where it can be read without one."""
+    """Show a number with so many significant digits, and no power of ten where it reads well without."""
     return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.{count}g}"
 
 
@@ -395,7 +395,7 @@ def _facts(records: Sequence[Record], *keys: str) -> str:
 
 
 def _short_commit(text: str) -> str:
-    """A commit by its first seven digits, whatever its length; anything else as it is."""
+    """Shorten a commit to seven digits; return anything else as it is."""
     return re.sub(r"^([0-9a-f]{7})[0-9a-f]+(\+?)$", r"\1\2", text)
 
 
@@ -415,7 +415,7 @@ def _render_benchmark(name: str, rows: Sequence[Mapping[str, str]]) -> list[str]
 
 
 def _shorten(cell: str) -> str:
-    """A number with more digits than anybody measured gets five that count."""
+    """Round a number with more digits than were measured to five."""
     try:
         return f"{float(cell):.5g}" if len(cell) > 8 else cell
     except ValueError:
@@ -438,5 +438,5 @@ def _escape(text: str) -> str:
 
 
 def _anchor(title: str) -> str:
-    """The anchor Markdown makes of a heading."""
+    """Return the anchor that Markdown makes of a heading."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

@@ -71,7 +71,7 @@ class Row:
 
 
 def row_values(row: Row) -> dict[str, Any]:
-    """A row in plain values: its labels and runs, and mean, spread and number of seeds of every measure it has."""
+    """Return a row in plain values: labels, runs, and mean, spread and number of seeds of every measure."""
     known = {name: row.stat(name) for name in MEASURES}
     return {
         **({"study": row.study} if row.study else {}),
@@ -109,7 +109,7 @@ def summarise_records(records: Sequence[Record], study: Mapping[str, Any] | None
 
 
 def _row_of(record: Record, known: Mapping[str, Mapping[str, str]]) -> str:
-    """What runs of one row have in common: all but the seed, and the run that they begin from, which has a seed too."""
+    """Return what runs of one row share: all but the seed, and a run they begin from, which has a seed too."""
     config, labels = record.config.without_seed(), known.get(record.path.name)
     if labels is None or not (config.model.weights or "").startswith("run:"):
         return config.hash
@@ -127,13 +127,13 @@ def spread(values: Sequence[float | None]) -> Stat:
 
 
 def varying_axes(rows: Sequence[Row]) -> list[str]:
-    """The label axes on which the rows are not all the same."""
+    """List the label axes on which the rows differ."""
     axes = list(rows[0].labels) if rows else []
     return [axis for axis in axes if len({row.labels.get(axis) for row in rows}) > 1]
 
 
 def name_row(row: Row, rows: Sequence[Row]) -> str:
-    """Name a row by what sets it apart from the others: its study, and its labels within that."""
+    """Name a row by what distinguishes it: its study, and its labels within that."""
     peers = [other for other in rows if other.study == row.study]
     axes = varying_axes(peers) or [axis for axis in row.labels if axis != "data.name"]
     name = join_labels(row, axes) or row.config.model.name
@@ -141,7 +141,7 @@ def name_row(row: Row, rows: Sequence[Row]) -> str:
 
 
 def label_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """What rows are told by, as columns: an axis each, or one that joins them where studies differ in their axes.
+    """Return the labels as columns: one for each axis, or one that joins them where studies differ in axes.
 
     More than a few axes are joined too: the row's name then says only what differs.
     """
@@ -155,7 +155,7 @@ def label_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def join_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """A row's labels in one column, beside its study where there are several."""
+    """Return a row's labels in one column, beside its study where there are several."""
     several = len({row.study for row in rows}) > 1
     names = [name_row(row, [other for other in rows if other.study == row.study]) for row in rows]
     return ({"Study": [row.study for row in rows]} if several else {}) | {"Row": names}
@@ -216,7 +216,7 @@ def _row(group: Sequence[Record], labels: dict[str, str]) -> Row:
 
 
 def _labels_by_run(study: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The labels that a study's plan gives its runs, by the runs' names."""
+    """Return the labels that a study's plan gives its runs, by the runs' names."""
     listed = study.get("runs")
     known: dict[str, dict[str, str]] = {}
     for entry in listed if isinstance(listed, list) else []:
@@ -249,7 +249,7 @@ def _config_labels(configs: Sequence[RunConfig]) -> list[dict[str, str]]:
 
 
 def _differing_keys(flat: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys in which configurations differ, less the options that follow from their section's name."""
+    """List the keys in which configurations differ, without the options that follow from their section's name."""
     if not flat:
         return []
     differing = [key for key in flat[0] if key != "seed" and len({repr(values[key]) for values in flat}) > 1]

@@ -12,7 +12,7 @@ from rich.console import Console
 from steppe.report import print_table, summarise
 from steppe.report.findings import pareto_front, unbeaten
 from steppe.report.layout import lay_out
-from steppe.report.table import name_row
+from steppe.report.rows import name_row
 
 
 def test_seeds_become_one_row_with_mean_and_sample_deviation(new_run):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from steppe.report.parts import Part
-from steppe.report.published import claim_interval, published_parts, published_tables
+from steppe.report.comparison import claim_interval, published_studies, published_tables
 from steppe.report.record import read_records
+from steppe.report.studies import StudyRuns
 
 TOYS = Path(__file__).parents[2] / "results" / "toys" / "compare.json"
 CLAIM = {"text": "SAM <wins>", "holds": "a > b", "seed": "004", "verdict": "does not hold", "reason": "all below"}
@@ -105,6 +105,6 @@ def test_a_run_of_no_study_makes_no_comparison_stale(new_run):
     """What lies in a study's folder and is not planned, such as a run of former settings."""
     own, stray = new_run(values={"seed": 0}), new_run(values={"seed": 1})
     about = {"name": "toys", "runs": [{"run_id": own.id, "labels": {}, "seed": 0}]}
-    part = Part(read_records([own, stray]), about, {"claims": [CLAIM], "finished": 1})
-    assert [one["stale"] for one in published_parts([part])] == [False]
-    assert [one["stale"] for one in published_parts([replace(part, about={})])] == [True], "unless nothing is known"
+    part = StudyRuns(read_records([own, stray]), about, {"claims": [CLAIM], "finished": 1})
+    assert [one["stale"] for one in published_studies([part])] == [False]
+    assert [one["stale"] for one in published_studies([replace(part, about={})])] == [True], "unless nothing is known"

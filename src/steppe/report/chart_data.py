@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from steppe.report.findings import fronts
+from steppe.report.image_sets import deciding_accuracy, name_test_sets, split_by_test_set
 from steppe.report.layout import Layout
 from steppe.report.numbers import number
 from steppe.report.record import Record
-from steppe.report.sets import judged_by, name_test_sets, split_by_test_set
-from steppe.report.table import Row, name_row, spread
+from steppe.report.rows import Row, name_row, spread
 
 COSTS = {
     "time_s": "Training time, seconds",
@@ -36,8 +36,8 @@ FLATNESS = {"noise_loss_increase": "Rise of the loss under weight noise", "noise
 _MOST_POINTS = 300
 
 
-def costs_known(rows: Sequence[Row]) -> dict[str, str]:
-    """The cost axes that can be drawn: those any row has, and a price, since the reader may give one for an hour."""
+def known_costs(rows: Sequence[Row]) -> dict[str, str]:
+    """List the cost axes that can be drawn; the price is one, since the reader may give one for an hour."""
     timed = any(row.time_s.mean is not None for row in rows)
     return {
         cost: title
@@ -68,7 +68,7 @@ def figure_data(rows: Sequence[Row], records: Sequence[Record], layout: Layout) 
             for index, row in enumerate(rows)
         ],
         "sets": list(dict.fromkeys(sets)),
-        "judged": {name: judged_by([rows[i] for i in own]) for name, own in split_by_test_set(rows).items()},
+        "judged": {name: deciding_accuracy([rows[i] for i in own]) for name, own in split_by_test_set(rows).items()},
         "fronts": {cost: fronts(rows, cost) for cost in COSTS},
     }
 
