@@ -65,7 +65,7 @@ function nameBeside(area, places, points) {
   const right = area.left + area.wide + 12;
   const isFree = (box) => box[0] >= area.left && box[2] <= right && box[1] >= 0 && box[3] <= area.top + area.tall && !taken.some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3]);
   return places.flatMap((place) => {
-    const text = cut(place.text, onPhone() ? 24 : 40), length = textWidth(text) + 4;
+    const text = cut(place.text, onPhone() ? 24 : 46), length = textWidth(text) + 4;
     const px = area.x(place.x), py = area.y(place.y);
     const middle = Math.min(Math.max(px - length / 2, area.left), right - length);
     for (const [left, base] of [[px - length - 8, py - 5], [middle, py - 13], [px + 12, py + 4], [middle, py + 24]]) {
