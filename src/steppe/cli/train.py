@@ -25,6 +25,7 @@ from steppe.config.lookup import check_names
 from steppe.config.recipes import list_recipes
 from steppe.config.source import read_source
 from steppe.runs import Several, make_trackers
+from steppe.runs.phases import describe_phases, process_age_s
 
 
 @with_config_flags
@@ -97,6 +98,7 @@ def train(
             progress=ReadingProgress(bar),
             keeping=keeping,
             sharded=shard,
+            before_s=process_age_s(),
         )
     if not leads():
         return
@@ -106,4 +108,6 @@ def train(
         return
     print_table(rows, console)
     console.print(f"run folder: {run.path}", markup=False, soft_wrap=True)
+    if took := describe_phases(run.summary):
+        console.print(f"took {took}", markup=False, soft_wrap=True)
     console.print(f"a page about it: steppe report {run.path}", markup=False, soft_wrap=True)

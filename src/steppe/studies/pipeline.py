@@ -12,8 +12,9 @@ from steppe.data import Dataset, Keeping, as_learned
 from steppe.data.sources import Progress
 from steppe.geometry.measures import MEASURES
 from steppe.measuring import ignore, trained_loss
-from steppe.runs import Observer, Run, write_answers
+from steppe.runs import Observer, Run, Several, write_answers
 from steppe.runs.answers import ANSWERS
+from steppe.runs.phases import Phases
 from steppe.studies.asked import add_asked, has_asked
 from steppe.studies.costs import Images, describe_training, measure_step
 from steppe.studies.groups import answer
@@ -38,6 +39,7 @@ def execute(
     progress: Progress | None = None,
     keeping: Keeping | None = None,
     sharded: bool = False,
+    before_s: float = 0.0,
 ) -> Run:
     """Train a run, or go on with it, and measure its cost and flatness.
 
@@ -52,9 +54,12 @@ def execute(
         progress: told how a slow reading of the data goes.
         keeping: where the images are kept, and how they are read.
         sharded: among the processes that torchrun started, cut the model into shards instead of copying it.
+        before_s: seconds that the command took before this, for `startup_s` of the summary.
     """
+    phases = Phases(before_s)
     config = models.settle(config, data_root)
-    dataset = data.load(config.data, data_root, progress, keeping=keeping)
+    with phases.timed("data_s"):
+        dataset = data.load(config.data, data_root, progress, keeping=keeping)
     return execute_on(
         dataset,
         config,
@@ -66,6 +71,7 @@ def execute(
         observer=observer,
         keeping=keeping,
         sharded=sharded,
+        phases=phases,
     )
 
 
@@ -81,9 +87,11 @@ def execute_on(
     observer: Observer | None = None,
     keeping: Keeping | None = None,
     sharded: bool = False,
+    phases: Phases | None = None,
 ) -> Run:
     """As `execute`, on a data set that is loaded already. Weights `run:ID` are those of a run beside this one."""
     folder = Path(out) if out else Path("runs") / config.run_id
+    phases = phases or Phases()
     with models.runs_beside(folder.absolute().parent), use_data_root(data_root):
         run = train(
             config,
@@ -91,14 +99,16 @@ def execute_on(
             folder,
             device=device,
             captured=captured,
-            observer=observer,
+            observer=Several([phases, *([observer] if observer else [])]),
             keeping=keeping,
             sharded=sharded,
         )
     if leads():
         saved = partial(observer.saved, run) if observer else ignore
         saved()
-        add_measures(run, dataset, measure or MeasureConfig(), device=device, data_root=data_root, saved=saved)
+        with phases.timed("measure_s"):
+            add_measures(run, dataset, measure or MeasureConfig(), device=device, data_root=data_root, saved=saved)
+        phases.save(run)
     return run
 
 

@@ -92,7 +92,7 @@ class Training:
         self.classifier: nn.Linear | None = None
         self.captured, self.parts = captured, parts
         self.steps = self.records = 0
-        self.compile_s = self.saved_at = self.save_s = 0.0
+        self.compile_s = self.evaluate_s = self.saved_at = self.save_s = 0.0
         self.tally, self.clock = Tally(device), Clock(device)
         self.enter(0)
         if run.checkpoint.exists():
@@ -234,7 +234,8 @@ class Training:
 
     def _record_epoch(self) -> None:
         classifies = self.stage.config.objective.name != "contrastive"
-        val = self._validate(classifies)
+        with self._timed_evaluation():
+            val = self._validate(classifies)
         train_loss, train_accuracy = self.tally.take()
         group = self.minimizer.param_groups[0]
         record = {
@@ -266,6 +267,12 @@ class Training:
         if not math.isfinite(val["loss"]):
             self._raise_diverged(self.steps)
         return val
+
+    @contextmanager
+    def _timed_evaluation(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.evaluate_s += time.perf_counter() - began
 
     @contextmanager
     def _evaluated(self) -> Iterator[None]:
@@ -374,7 +381,8 @@ class Training:
 
     def _finish(self) -> None:
         with self._evaluated():
-            found = measure_splits(self)
+            with self._timed_evaluation():
+                found = measure_splits(self)
             weights = distributed.whole(self.model.state_dict())
             if self.ranks.leads:
                 save_weights(self.run.weights, weights)
@@ -387,6 +395,7 @@ class Training:
             "epochs": self.steps / len(self.loader),
             **self.spent(),
             "time_per_epoch_s": epoch_s,
+            "evaluate_s": self.evaluate_s,
             **found,
             "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }

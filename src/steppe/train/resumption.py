@@ -42,6 +42,7 @@ def state_of(training: Training) -> dict[str, Any]:
         "records": training.records,
         "tally": training.tally.state_dict(),
         "time_s": training.clock.total_s,
+        "evaluate_s": training.evaluate_s,
         "threads": torch.get_num_threads(),
         "best_val": training.best_val,
         "stale_epochs": training.stale_epochs,
@@ -75,7 +76,7 @@ def put_state(training: Training, tree: dict[str, Any]) -> None:
     match_layout(training.minimizer)
     training.steps, training.began, training.records = tree["steps"], tree["began"], tree["records"]
     training.tally.load_state_dict(tree["tally"])
-    training.clock.total_s = tree["time_s"]
+    training.clock.total_s, training.evaluate_s = tree["time_s"], tree["evaluate_s"]
     if training.device.type == "cpu":
         torch.set_num_threads(tree["threads"])  # sums, and so the last digits, depend on their number
     training.best_val, training.stale_epochs = tree["best_val"], tree["stale_epochs"]
@@ -87,7 +88,7 @@ def _check_counters(training: Training, tree: dict[str, Any]) -> None:
     """Counters that are none would be found out in the middle of the training."""
     counters = {key: tree[key] for key in ("stage", "began", "steps", "records", "threads", "stale_epochs")}
     counters |= {f"tally.{key}": tree["tally"][key] for key in ("steps", "seen")}
-    numbers = {key: tree[key] for key in ("time_s", "best_val")}
+    numbers = {key: tree[key] for key in ("time_s", "evaluate_s", "best_val")}
     wrong = [key for key, value in counters.items() if not isinstance(value, int) or value < 0]
     wrong += [key for key, value in numbers.items() if not isinstance(value, int | float)]
     if not wrong:
