@@ -13,7 +13,7 @@ from PIL import Image
 from report_runs import make_run
 
 from steppe.report import write_report
-from steppe.report.fitted import list_mistakes, read_search, tell_search
+from steppe.report.fitted import draw_search, explain_search, list_mistakes, read_search, tell_search
 from steppe.report.page import render
 from steppe.report.record import read_records
 from steppe.report.studies import StudyRuns, summarise_studies
@@ -85,6 +85,21 @@ def test_search_is_told_by_its_test_accuracy(searched):
     assert say(head) == "lite0, 288 px gets 85.0 % of 20 test images right."
     assert say(more[0]) == "It is the best of 3 candidates: 89.4 % on validation images (probe)."
     assert say(more[1]) == "It was ready after 1 min 51 s; the search took 7 min 50 s of 8 min 00 s."
+
+
+def test_soup_has_a_mark_of_its_own(searched):
+    folder, runs = searched
+    about = json.loads((folder / "fit.json").read_text())
+    words = "average of 3 fine-tuned lite0, 96 px"
+    about["moments"].append({"at_s": 450.0, "kind": "soup", "words": words, "accuracy": 0.95, "run": "soup"})
+    (folder / "fit.json").write_text(json.dumps(about | {"best": "soup"}))
+    part = part_of(runs)
+    search = read_search(part)
+    assert draw_search(search, [])["kinds"] == ["probe", "fine-tuning", "soup"]
+    (head,), more = tell_search(search, summarise_studies([part]))
+    assert say(head) == f"{words} leads so far: 95.0 % of the validation images."
+    assert say(more[0]).endswith("(soup).")
+    assert "A soup averages the weights of several fine-tuned networks." in explain_search(search)
 
 
 def test_search_without_a_test_names_its_leader(searched):

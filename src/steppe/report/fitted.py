@@ -46,7 +46,7 @@ class Moment:
     @property
     def name(self) -> str:
         """The candidate without its kind: "fine-tuned resnet50, 224 px" is "resnet50, 224 px"."""
-        return self.words.removeprefix("fine-tuned ").removeprefix("soup of ")
+        return self.words.removeprefix("fine-tuned ")
 
 
 @dataclass(frozen=True)
