@@ -93,6 +93,14 @@ def test_a_search_cannot_judge_by_them(digits, tmp_path):
     assert not (tmp_path / "r").exists()
 
 
+def test_run_that_is_not_judged_learns_all_and_sees_no_test_images(digits, tmp_path):
+    config = make_config(data=LEARNS_ALL, batch_size=128, budget={"epochs": 1})
+    run = train(config, digits, tmp_path / "r", val_examples=0)
+    assert run.metrics()[0]["steps"] == (len(digits.train) + len(digits.val)) // 128
+    assert run.summary["val"] is None
+    assert "test" not in run.summary
+
+
 def test_terminal_table_and_page_say_no_validation_figure(run, tmp_path):
     line = epoch_line(run.metrics()[-1], 3)
     assert "val" not in line

@@ -7,6 +7,7 @@ from steppe.config.objective import OBJECTIVE_DEFAULTS, ObjectiveConfig
 from steppe.config.pretrained import PRETRAINED, Package, Pretrained, available, describe_file, locate, weights_folders
 from steppe.config.run import (
     OPTIMIZER_DEFAULTS,
+    UNTRAINED,
     AugmentConfig,
     BudgetConfig,
     DataConfig,
@@ -18,6 +19,7 @@ from steppe.config.run import (
 )
 from steppe.config.section import Section
 from steppe.config.study import (
+    OF_SEVERAL,
     OF_THE_STUDY,
     ClaimConfig,
     PlannedRun,
@@ -37,9 +39,11 @@ __all__ = [
     "METHODS",
     "MINIMIZER_DEFAULTS",
     "OBJECTIVE_DEFAULTS",
+    "OF_SEVERAL",
     "OF_THE_STUDY",
     "OPTIMIZER_DEFAULTS",
     "PRETRAINED",
+    "UNTRAINED",
     "AugmentConfig",
     "BudgetConfig",
     "ClaimConfig",

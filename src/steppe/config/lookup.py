@@ -10,7 +10,7 @@ from steppe.config.names import DATASETS, DEVICES, MODELS, is_short_name
 from steppe.config.pretrained import PRETRAINED, locate
 from steppe.config.run import RunConfig
 from steppe.config.spelling import is_timm_name, spell_data, timm_names
-from steppe.config.study import OF_THE_STUDY
+from steppe.config.study import OF_SEVERAL, OF_THE_STUDY
 from steppe.errors import ConfigError, DataError, SteppeError, nearest, unknown_name
 
 
@@ -120,7 +120,7 @@ def check_weights(source: str, root: str | Path | None = None) -> None:
     Raises:
         ConfigError: there are no such weights.
     """
-    for part in source.split("+"):
+    for part in source.removeprefix(OF_SEVERAL).split("," if source.startswith(OF_SEVERAL) else "+"):
         if part in ("auto", "timm") or part.startswith(("timm:", "hf-hub:", "hf_hub:", OF_THE_STUDY)):
             continue
         known = PRETRAINED.get(part)

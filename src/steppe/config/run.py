@@ -78,22 +78,27 @@ class DataConfig(Section):
         return self
 
 
+UNTRAINED = ("probe", "soup")
+"""Modes that compute their weights without steps of an optimizer."""
+
+
 class ModelConfig(Section):
     """The network."""
 
     name: Annotated[str, AfterValidator(spell_model)] = Field(
         "vit_tiny_p2", min_length=1, description="model: a name from `steppe models`, or any timm name"
     )
-    mode: Literal["scratch", "finetune", "frozen", "last_n_blocks", "probe"] | None = Field(
+    mode: Literal["scratch", "finetune", "frozen", "last_n_blocks", "probe", "soup"] | None = Field(
         None,
         description="scratch, finetune (all of it), frozen (the head alone), last_n_blocks, probe (logistic regression "
-        "on frozen features); default: finetune where weights are given, else scratch",
+        "on frozen features), soup (the average of several runs, not trained); default: finetune where weights are "
+        "given, else scratch",
     )
     weights: str | None = Field(
         None,
         min_length=1,
         description="where finetuning begins: a name of `steppe weights list`, auto (the best at hand), none, a file, "
-        "a run folder, run:ID, timm, timm:NAME, hf-hub:NAME; without a model it is the one they belong to",
+        "a run folder, run:ID, soup:RUN,RUN, timm, timm:NAME, hf-hub:NAME; without a model the one they belong to",
     )
     last_blocks: int | None = Field(None, gt=0, description="last_n_blocks: how many blocks are trained with the head")
     penalty: float | None = Field(
@@ -137,6 +142,8 @@ class ModelConfig(Section):
             raise ValueError(f"mode {self.mode!r} begins from trained weights; give weights")
         if (self.mode == "last_n_blocks") != (self.last_blocks is not None):
             raise ValueError("mode 'last_n_blocks' and last_blocks go together; give both or neither")
+        if (self.mode == "soup") != (self.weights is not None and self.weights.startswith("soup:")):
+            raise ValueError("mode 'soup' and weights 'soup:RUN,RUN' go together; give both or neither")
         if self.penalty is not None and self.mode != "probe":
             raise ValueError("penalty belongs to mode 'probe'")
         if self.weights is not None and (self.init or self.pos_embed_std):
@@ -378,22 +385,25 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _probe_sees_every_image_once(cls, values: Any) -> Any:
+    def _untrained_sees_every_image_once(cls, values: Any) -> Any:
         if not isinstance(values, Mapping) or values.get("budget"):
             return values
         model = values.get("model")
         mode = model.get("mode") if isinstance(model, Mapping) else getattr(model, "mode", None)
-        return {**values, "budget": {"epochs": 1}} if mode == "probe" else values
+        return {**values, "budget": {"epochs": 1}} if mode in UNTRAINED else values
 
     @model_validator(mode="after")
-    def _probe_is_plain(self) -> Self:
-        """A probe is solved, not trained: settings of training would be ignored."""
-        if self.model.mode != "probe":
+    def _untrained_is_plain(self) -> Self:
+        """A probe is solved and a soup averaged, not trained: settings of training would be ignored."""
+        if self.model.mode not in UNTRAINED:
             return self
+        if self.model.mode == "soup" and self.data.learn_from_val:
+            raise ValueError("mode 'soup' learns no images; leave learn_from_val out")
+        may_flip = {"flip": False} if self.model.mode == "probe" else {}
         changed = {
             "minimizer": self.minimizer.name != "base",
             "objective": bool(self.objective.name),
-            "augment": self.augment.model_copy(update={"flip": False}) != AugmentConfig(),
+            "augment": self.augment.model_copy(update=may_flip) != AugmentConfig(),
             **{key: getattr(self, key) is not None for key in self._AVERAGES},
             "accumulate": self.accumulate is not None,
             "sigmoid_loss": self.sigmoid_loss,
@@ -402,7 +412,8 @@ class RunConfig(Section):
             "patience": self.patience is not None,
         }
         if names := ", ".join(name for name, is_changed in changed.items() if is_changed):
-            raise ValueError(f"mode 'probe' solves a logistic regression, to which {names} means nothing")
+            does = "solves a logistic regression" if self.model.mode == "probe" else "averages weights"
+            raise ValueError(f"mode {self.model.mode!r} {does}, to which {names} means nothing")
         return self
 
     @model_validator(mode="after")
@@ -425,8 +436,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _rates_differ_between_layers_that_learn(self) -> Self:
         for key in ("layer_decay", "head_lr_factor"):
-            if getattr(self.optimizer, key) is not None and self.model.mode in ("frozen", "probe"):
-                raise ValueError(f"{key} means nothing to mode {self.model.mode!r}: the head alone learns")
+            if getattr(self.optimizer, key) is not None and self.model.mode in ("frozen", *UNTRAINED):
+                raise ValueError(f"{key} means nothing to mode {self.model.mode!r}: at most the head learns")
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from steppe.config import OF_THE_STUDY, PRETRAINED, ModelConfig, Pretrained, RunConfig, available, describe_file
+from steppe.config import (
+    OF_SEVERAL,
+    OF_THE_STUDY,
+    PRETRAINED,
+    ModelConfig,
+    Pretrained,
+    RunConfig,
+    available,
+    describe_file,
+)
 from steppe.config.names import MODELS
 from steppe.errors import ConfigError
 from steppe.models.foreign import State, rename
@@ -38,7 +47,11 @@ def settle(config: RunConfig, root: str | Path | None = None) -> RunConfig:
     """
     asked = config.model
     named = "name" in asked.model_fields_set
-    if asked.weights is None or asked.weights.startswith(OF_THE_STUDY) or (named and asked.weights != AUTO):
+    if (
+        asked.weights is None
+        or asked.weights.startswith((OF_THE_STUDY, OF_SEVERAL))
+        or (named and asked.weights != AUTO)
+    ):
         return config  # a study's plan has the model of its own runs
     if asked.weights == AUTO:
         chosen = _best(asked.name if named else None, root)

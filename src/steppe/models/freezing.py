@@ -22,7 +22,7 @@ def apply_mode(model: nn.Module, config: ModelConfig) -> None:
     Raises:
         ConfigError: the model has fewer blocks than asked for, or its parts have no names.
     """
-    if config.mode in (None, "scratch", "finetune"):
+    if config.mode in (None, "scratch", "finetune", "soup"):
         return
     learning = head_parameters(model)
     if config.mode == "last_n_blocks":

@@ -15,6 +15,7 @@ from steppe.models.weights import (
     HUB_PREFIXES,
     cache_only,
     hub_answers,
+    ingredients,
     read_weights,
     timm_name,
     weights_file,
@@ -43,6 +44,7 @@ def expected_statistics(config: ModelConfig, channels: int) -> Statistics | None
     if len(sources := split_name(source)) > 1:  # images are normalised for the first of several networks
         first = config.model_copy(update={"name": split_name(config.name)[0], "weights": sources[0]})
         return expected_statistics(first, channels)
+    source = (ingredients(source) or [source])[0]
     path = weights_file(source)
     if path is not None:
         found = _of_file(path, source)

@@ -11,7 +11,7 @@ import math
 import pickle
 import socket
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -29,7 +29,7 @@ from timm.layers.pos_embed_rel import resize_rel_pos_bias_table_levit, resize_re
 from timm.models import adapt_input_conv
 from torch import nn
 
-from steppe.config import OF_THE_STUDY, PRETRAINED, Pretrained, describe_file, locate
+from steppe.config import OF_SEVERAL, OF_THE_STUDY, PRETRAINED, Pretrained, describe_file, locate
 from steppe.config.lookup import no_weights
 from steppe.config.pretrained import weights_cache
 from steppe.errors import ConfigError, nearest
@@ -103,8 +103,37 @@ def load_pretrained(model: nn.Module, source: str, model_name: str, *, quiet: bo
     return filled
 
 
+def ingredients(source: str) -> list[str]:
+    """Return the weights whose average "soup:RUN,RUN" means; empty for other weights."""
+    return source.removeprefix(OF_SEVERAL).split(",") if source.startswith(OF_SEVERAL) else []
+
+
+def average_states(states: Sequence[State], source: str) -> State:
+    """Average the entries of several state dicts; whole numbers are those of the first.
+
+    Args:
+        states: of one network.
+        source: their name, for the error.
+
+    Raises:
+        ConfigError: they do not have the same entries.
+    """
+    first = states[0]
+    shapes = [{key: value.shape for key, value in state.items()} for state in states]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ConfigError(f"{source} are weights of different networks", where=_WHERE, mend="name runs of one model")
+    return {
+        key: torch.stack([state[key].float() for state in states]).mean(0).to(value.dtype)
+        if value.is_floating_point()
+        else value
+        for key, value in first.items()
+    }
+
+
 def weights_file(source: str) -> Path | None:
-    """The file that `model.weights` names, there or not; None for a name of timm's or a hub's."""
+    """The file that `model.weights` names, there or not; None for a name of timm's or a hub's, and for a soup."""
+    if ingredients(source):
+        return None
     if source == "auto":
         mend = "give steppe.models.settle(config) the configuration before the run"
         raise ConfigError("weights = 'auto' names no weights", where=_WHERE, mend=mend)
@@ -128,8 +157,9 @@ def weights_sha256(source: str, model_name: str = "") -> str:
     Raises:
         ConfigError: there is no such file, it may not be read, or the weights cannot be fetched.
     """
-    if len(sources := split_name(source)) > 1:
-        names = split_name(model_name) if model_name else [""] * len(sources)
+    if ingredients(source) or len(split_name(source)) > 1:
+        sources = ingredients(source) or split_name(source)
+        names = split_name(model_name) if model_name and not ingredients(source) else [model_name] * len(sources)
         digests = [weights_sha256(one, name) for one, name in zip(sources, names, strict=True)]
         return hashlib.sha256("".join(digests).encode()).hexdigest()
     path = weights_file(source)
@@ -155,6 +185,8 @@ def state_sha256(state: State) -> str:
 
 def read_weights(source: str, model_name: str) -> Mapping[str, Any]:
     """Read what `model.weights` names, as a file holds it."""
+    if several := ingredients(source):
+        return average_states([weights_in(read_weights(one, model_name), one) for one in several], source)
     path = weights_file(source)
     if path is None:
         return _fetch(source, model_name)

@@ -64,6 +64,8 @@ def read_studies(
         if runs and not own:
             continue
         about, comparison = ({}, {}) if folder is None else (_read(folder / f"{n}.json", tell) for n in _FILES)
+        starts = about.get("starts")
+        own = [run for run in own if not isinstance(starts, list) or run.id not in starts]
         parts.append(StudyRuns(read_records(own), about, comparison))
     ids = iter(with_unique_ids([record for part in parts for record in part.records]))
     return [replace(part, records=[next(ids) for _ in part.records]) for part in parts]

@@ -63,7 +63,7 @@ def evaluate_chosen(
     found: dict[str, Any] = {"test": {"loss": float(nll), "accuracy": float(hits), "examples": len(said.nll)}}
     left = most - len(shown.test)
     for name, split in (
-        ("val_all", dataset.val if known["val"]["examples"] < len(dataset.val) else None),
+        ("val_all", dataset.val if known["val"] and known["val"]["examples"] < len(dataset.val) else None),
         ("train", take_about(dataset.train, VAL_EXAMPLES, seed)),
     ):
         if split is not None and name not in known and len(split) <= left:

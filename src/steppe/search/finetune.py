@@ -1,4 +1,4 @@
-"""Fine-tuning from the best probe: a few recipes for a short time each, the best of them for the rest.
+"""Fine-tuning from the best probe: its recipes, what it may be expected to reach, and how its time is divided.
 
 The head begins as the solution of a probe that has not learned the validation images. These decide: a fine-tuned
 network replaces the probe only if it answers more of the very same images right.
@@ -18,6 +18,14 @@ TRIAL_EPOCHS = 8.0
 """Below so many epochs for each recipe the first one gets all the time."""
 TRIAL_SHARE = 0.5
 """Share of the time for the comparison of recipes; the rest is the best one's."""
+FINAL_SHARE = 0.1
+"""Share of the time in which the best network learns the validation images, too."""
+FINAL_EPOCHS = 3.0
+"""Epochs of that at the most: it is a small step from a network that is trained."""
+FINAL_RATE = 0.1
+"""Peak learning rate of that, as a share of the recipe's."""
+LEAST_SHARE = 0.4
+"""Fine-tuning is expected to leave at least this share of the errors of its network's probe."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +68,17 @@ RECIPES = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """A recipe, and the seconds of training it gets."""
+    """A recipe for one network at one image size, and the seconds of training it gets."""
 
     recipe: int
     seconds: float
+    backbone: str = ""
+    image_size: int = 0
+
+
+def expect_share(epochs: float) -> float:
+    """Expect which share of its probe's errors a network keeps after so many epochs; 1 where they are too few."""
+    return 1.0 if epochs < LEAST_EPOCHS else max(LEAST_SHARE, (LEAST_EPOCHS / epochs) ** 0.5)
 
 
 def plan_attempts(left_s: float, epoch_s: Callable[[Recipe], float]) -> list[Attempt]:
@@ -82,7 +97,15 @@ def plan_attempts(left_s: float, epoch_s: Callable[[Recipe], float]) -> list[Att
 
 
 def make_config(
-    recipe: Recipe, *, model: str, weights: str, data: dict[str, Any], seconds: float, seed: int, precision: str
+    recipe: Recipe,
+    *,
+    model: str,
+    weights: str,
+    data: dict[str, Any],
+    seconds: float,
+    seed: int,
+    precision: str,
+    rate: float = 1.0,
 ) -> RunConfig:
     """Make the configuration of an attempt.
 
@@ -94,6 +117,7 @@ def make_config(
         seconds: of training.
         seed: of the run.
         precision: float32 or bfloat16.
+        rate: factor of the recipe's learning rate.
     """
     values = {
         "seed": seed,
@@ -105,7 +129,7 @@ def make_config(
         "data": data,
         "model": {"name": model, "weights": weights, "mode": "finetune"},
         "minimizer": recipe.minimizer,
-        "optimizer": {"name": "adamw", "lr": recipe.lr, "weight_decay": 0.05},
+        "optimizer": {"name": "adamw", "lr": rate * recipe.lr, "weight_decay": 0.05},
         "schedule": {"name": "cosine", "warmup": 0.1},
         "augment": recipe.augment,
         "budget": {"seconds": float(f"{seconds:.3g}")},

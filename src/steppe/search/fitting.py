@@ -165,8 +165,7 @@ def fit(
 def _run_pretrained(search: PretrainedSearch) -> Fitted:
     try:
         if not search.over:
-            search.try_out()
-            search.fine_tune()
+            search.run()
         return search.conclude()
     except (Interrupted, KeyboardInterrupt):
         best = ""

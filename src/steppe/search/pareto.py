@@ -32,12 +32,13 @@ def tabulate(runs: Sequence[Run]) -> list[dict[str, Any]]:
         summary, counted = run.read_or_empty("summary.json"), run.read_or_empty("cost.json")
         if not run.finished:
             continue
+        val = summary["val"] or {"accuracy": None, "loss": None}  # None: it learned the validation images
         rows.append(
             {
                 "run": run.id,
                 **describe(run.config),
-                "val_accuracy": summary["val"]["accuracy"],
-                "val_loss": summary["val"]["loss"],
+                "val_accuracy": val["accuracy"],
+                "val_loss": val["loss"],
                 "test_accuracy": summary.get("test", {}).get("accuracy"),
                 "time_s": summary["time_s"],
                 "gradient_evaluations": summary["gradient_evaluations"],
@@ -46,7 +47,7 @@ def tabulate(runs: Sequence[Run]) -> list[dict[str, Any]]:
             }
         )
     for cost in COSTS:
-        known = [row for row in rows if row[cost] is not None]
+        known = [row for row in rows if row[cost] is not None and row["val_accuracy"] is not None]
         for row in rows:
             row[f"front_{cost}"] = row in known and not any(_beats(other, row, cost) for other in known)
     return sorted(rows, key=_rank, reverse=True)
@@ -58,7 +59,8 @@ def _beats(other: dict[str, Any], row: dict[str, Any], cost: str) -> bool:
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, float]:
-    return row["val_accuracy"], -row["val_loss"]
+    """Rank a row by its validation figures; one that has none comes first: it is chosen without them."""
+    return (1.1, 0.0) if row["val_accuracy"] is None else (row["val_accuracy"], -row["val_loss"])
 
 
 def write_fronts(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
@@ -126,7 +128,7 @@ def explain_pretrained(chosen: Run, words: str, dataset: Dataset) -> str:
     labels = dataset.test.labels
     largest = torch.bincount(labels, minlength=classes).max().item() / max(1, len(labels))
     bars = f"Chance is {1 / classes:.1%}, always naming the largest class {largest:.1%}."
-    accuracy = chosen.summary["val"]["accuracy"] if test is None else test["accuracy"]
+    accuracy = (test or chosen.summary["val"] or {"accuracy": 1.0})["accuracy"]
     first = "" if test is None else f"{accuracy:.1%} right on {test['examples']:,} test images. "
     text = f"{first}{words} images. {bars}"
     if accuracy < max(2 / classes, LOW * (1 - 1 / classes)):
@@ -169,7 +171,9 @@ class Fitted:
     spent: float
 
 
-def write_study(folder: Path, runs: Sequence[Run], data: str, answer: str, budget: Budget) -> None:
+def write_study(
+    folder: Path, runs: Sequence[Run], data: str, answer: str, budget: Budget, *, starts: Sequence[str] = ()
+) -> None:
     """Write `study.json`, which the report page is made from, and the link `best`.
 
     Args:
@@ -178,11 +182,12 @@ def write_study(folder: Path, runs: Sequence[Run], data: str, answer: str, budge
         data: the name of the images.
         answer: what the page says first.
         budget: the search's.
+        starts: ids of runs that others began with, and that are compared with nothing.
     """
     name = Path(data).name or "data"
     about = {"name": f"fit-{name}", "title": f"The best model for {name} in {budget}", "answer": answer}
     listed = [{"run_id": run.id, "labels": describe(run.config), "seed": run.config.seed} for run in runs]
-    write_json(folder / "study.json", {**about, "best": runs[0].id, "runs": listed})
+    write_json(folder / "study.json", {**about, "best": runs[0].id, "runs": listed, "starts": list(starts)})
     _point_to(folder / "best", runs[0])
 
 

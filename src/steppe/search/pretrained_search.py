@@ -11,25 +11,26 @@ from typing import Any
 
 import torch
 
-from steppe import models
 from steppe.config import MeasureConfig, Pretrained, RunConfig, use_data_root
 from steppe.data import Dataset, Keeping, check_unchanged
 from steppe.errors import ConfigError, DataError, Interrupted, RunError, SteppeError
 from steppe.runs import Observer, Run
-from steppe.search.budget import Budget, Clock, is_over, open_clock
+from steppe.search.budget import Budget, Clock, is_over, open_clock, show_seconds
 from steppe.search.chosen import evaluate_chosen, time_forward
-from steppe.search.finetune import RECIPES, TRIAL_EPOCHS, Attempt, Recipe, make_config, plan_attempts
+from steppe.search.finetune_search import FineTuneSearch
 from steppe.search.moments import note_moment
 from steppe.search.observer import SearchObserver
 from steppe.search.pareto import Fitted, explain_pretrained, tabulate, write_fronts, write_study
-from steppe.search.probe_search import TIMED_SIZE, Candidate, Found, ProbeSearch, Rate, time_networks
+from steppe.search.probe_search import Candidate, Found, ProbeSearch, Rate, time_networks
 from steppe.search.space import Wanted
-from steppe.search.trial import count_cost, run_trial
+from steppe.search.trial import count_cost
 from steppe.studies.pipeline import add_measures
 from steppe.train import train
 from steppe.train.probe import read_out_of_fold
 
 PRETRAINED_KIND = "pretrained"
+UNUSED_SHARE = 0.03
+"""Where a larger share of the budget is not used, that is said."""
 
 
 class PretrainedSearch:
@@ -86,6 +87,7 @@ class PretrainedSearch:
             raise ConfigError("none of the pretrained weights at hand can be used", mend="--weights none")
         size = self.about["data"].get("image_size")  # the user's; the settled one is where photographs are kept
         self.probes = ProbeSearch(backbones, rates, dataset, self.about, size, timed=budget.timed)
+        self.tuning = FineTuneSearch(self)
 
     @property
     def over(self) -> bool:
@@ -96,6 +98,21 @@ class PretrainedSearch:
     def reserve_s(self) -> float:
         """Seconds for tables, the page and leaving."""
         return 2.0 + 0.01 * self.budget.amount
+
+    def run(self) -> None:
+        """Spend the budget on what promises to be better, and say where nothing does."""
+        self.try_out()
+        self.tuning.run()
+        left_s = self._unused_s()
+        if self.budget.timed and left_s > UNUSED_SHARE * self.budget.amount:
+            text = f"nothing more promises to be better; {show_seconds(round(left_s))} of {self.budget} are not needed"
+            self.observer.say(f"[{self.clock.elapsed_s:.0f} s] {text}")
+
+    def _unused_s(self) -> float:
+        """Seconds that the test of the winner leaves."""
+        best = self.probes.best
+        test_s = self.probes.test_s(best.candidate) if best else 0.0
+        return self.budget.amount - self.reserve_s - self.clock.elapsed_s - test_s
 
     def try_out(self) -> None:
         """Make candidates while the budget lasts and they promise to be better."""
@@ -111,20 +128,9 @@ class PretrainedSearch:
 
     def _make(self, candidate: Candidate) -> None:
         """Make a candidate's run, or go on with it."""
-        config = self._config(candidate)
-        watch = _Watch(self, f"features of {candidate.words}")
+        config = self.configure(candidate)
         try:
-            with use_data_root(self.data_root):
-                run = train(
-                    config,
-                    self._sized(candidate.image_size),
-                    self.folder / config.run_id,
-                    device=str(self.device),
-                    observer=watch,
-                    keeping=self.keeping,
-                    stop=self.stop,
-                    val_examples=max(1, len(self.dataset.val)),
-                )
+            run = self.train_probe(config, candidate)
         except SteppeError as error:
             if not self.probes.found or isinstance(error, (Interrupted, DataError, RunError)):
                 raise
@@ -143,154 +149,49 @@ class PretrainedSearch:
         if self.stop.is_set():
             raise Interrupted("stopped")
 
-    def _config(self, candidate: Candidate) -> RunConfig:
-        return self.probes.config(candidate, self.wanted.to_json()["data"], self.wanted.seed, self.device)
-
-    def _sized(self, size: int) -> Dataset:
-        return replace(self.dataset, size=None if size == self.dataset.train.shape[-1] else size)
-
-    # -- fine-tuning --------------------------------------------------------------------------------------------
-
-    def fine_tune(self) -> None:
-        """Fine-tune the best single network where enough time is left."""
-        single = max(
-            (one for one in self.probes.found if len(one.candidate.parts) == 1),
-            key=lambda one: (one.accuracy, -one.loss),
-            default=None,
-        )
-        if single is None or not self.budget.timed:
-            return
-        if "tuning" not in self.about:
-            size = self._tuning_size(single.candidate)
-            left_s = self._left_s(size, single.candidate)
-            attempts = plan_attempts(left_s, lambda recipe: self._epoch_s(single.candidate, size, recipe))
-            if not attempts:
-                return
-            plan = {"parts": list(single.candidate.parts), "image_size": size}
-            self.about["tuning"] = {**plan, "attempts": [asdict(one) for one in attempts], "done": []}
-            self.clock.beat(now=True)
-        about = self.about["tuning"]
-        candidate = Candidate(tuple(about["parts"]), about["image_size"])
-        start = self._start(candidate)
-        for attempt in [Attempt(**values) for values in about["attempts"]][len(about["done"]) :]:
-            self._attempt(candidate, start, attempt)
-        if len(about["attempts"]) == len(RECIPES) and about["done"]:
-            best = max(about["done"], key=lambda one: (one["accuracy"], -one["loss"]))
-            left_s = self._left_s(candidate.image_size, candidate)
-            if best["accuracy"] and left_s > max(1.0, about["attempts"][0]["seconds"]):
-                about["attempts"].append(asdict(Attempt(best["recipe"], left_s)))
-                self.clock.beat(now=True)
-                self._attempt(candidate, start, Attempt(best["recipe"], left_s))
-
-    def _tuning_size(self, candidate: Candidate) -> int:
-        """The largest size up to the probe's at which enough epochs fit; else the smallest."""
-        sizes = sorted(size for size in {*self.probes.sizes, candidate.image_size} if size <= candidate.image_size)
-        for size in reversed(sizes):
-            if self._left_s(size, candidate) >= 2 * TRIAL_EPOCHS * self._epoch_s(candidate, size, RECIPES[0]):
-                return size
-        return sizes[0]
-
-    def _left_s(self, size: int, candidate: Candidate) -> float:
-        """Seconds of training that fit before the test, which may be that of the best probe."""
-        best = self.probes.best
-        assert best is not None
-        test_s = max(self.probes.test_s(Candidate(candidate.parts, size)), self.probes.test_s(best.candidate))
-        left_s = self.budget.amount - self.reserve_s - self.clock.elapsed_s - test_s
-        return 0.93 * left_s - 2.0
-
-    def _epoch_s(self, candidate: Candidate, size: int, recipe: Recipe) -> float:
-        """About what an epoch takes: a training step is some three forward passes."""
-        rate = self.probes.rates[candidate.parts[0]]
-        forward_s = rate.features_s if self._tuning_precision == "bfloat16" else rate.test_s
-        gradients = 1 + float(recipe.minimizer.get("sharp_last", 1.0 if recipe.minimizer else 0.0))
-        images = 3.3 * gradients * len(self.dataset.train) + 1.2 * len(self.dataset.val)
-        return forward_s * (size / TIMED_SIZE) ** 2 * images
-
-    @property
-    def _tuning_precision(self) -> str:
-        """On a CPU a backward pass in bfloat16 takes two to four times as long as one in float32."""
-        return "bfloat16" if self.device.type == "cuda" else "float32"
-
-    def _start(self, candidate: Candidate) -> str:
-        """Make the probe whose head fine-tuning begins with: one that has not learned the validation images."""
-        config = self._config(candidate)
-        data = config.data.model_copy(update={"learn_from_val": False})
-        config = config.model_copy(update={"data": data})
+    def train_probe(self, config: RunConfig, candidate: Candidate) -> Run:
+        """Make the run of a probe, or take it as it is."""
         with use_data_root(self.data_root):
             return train(
                 config,
-                self._sized(candidate.image_size),
+                self.resize(candidate.image_size),
                 self.folder / config.run_id,
                 device=str(self.device),
                 observer=_Watch(self, f"features of {candidate.words}"),
                 keeping=self.keeping,
                 stop=self.stop,
                 val_examples=max(1, len(self.dataset.val)),
-            ).id
-
-    def _attempt(self, candidate: Candidate, start: str, attempt: Attempt) -> None:
-        recipe = RECIPES[attempt.recipe]
-        values = {**self.wanted.to_json()["data"], "image_size": candidate.image_size}
-        like = self._config(candidate)
-        config = make_config(
-            recipe,
-            model=like.model.name,
-            weights=f"run:{start}",
-            data=values,
-            seconds=attempt.seconds,
-            seed=self.wanted.seed,
-            precision=self._tuning_precision,
-        )
-        words = f"fine-tuning {candidate.words}, {recipe.name}"
-        self.status(words)
-        before_s = self.clock.elapsed_s
-        left_s = self.budget.amount - self.reserve_s - self.probes.test_s(candidate) - before_s
-        with use_data_root(self.data_root), models.runs_beside(self.folder.absolute()):
-            outcome = run_trial(
-                config,
-                self._sized(candidate.image_size),
-                self.folder / config.run_id,
-                allowed_s=min(1.1 * attempt.seconds + 10.0, left_s),
-                device=str(self.device),
-                captured=self.device.type == "cuda" and attempt.seconds >= 90,
-                keeping=self.keeping,
-                beat=lambda: self.status(f"{words}, {self.clock.elapsed_s - before_s:.0f} of {attempt.seconds:.0f} s"),
-                stop=self.stop,
-                val_examples=len(self.dataset.val),
             )
-        done: dict[str, Any] = {"recipe": attempt.recipe, "run": config.run_id, "accuracy": 0.0, "loss": 0.0}
-        if outcome.state == "complete":
-            val = Run(self.folder / config.run_id).summary["val"]
-            done |= {"accuracy": val["accuracy"], "loss": val["loss"], "words": f"fine-tuned {candidate.words}"}
-            note_moment(self.about, self.clock.elapsed_s, "fine-tuning", done["words"], val["accuracy"], config.run_id)
-        self.about["tuning"]["done"].append(done)
-        self.clock.beat(now=True)
-        told = f"{done['accuracy']:.1%} of {len(self.dataset.val):,} validation images".replace("%", " %")
-        told = told if outcome.state == "complete" else f"{outcome.state} {outcome.reason}".strip()
-        self.observer.say(f"[{self.clock.elapsed_s:.0f} s] {words}: {told}")
-        if self.stop.is_set():
-            raise Interrupted("stopped")
+
+    def configure(self, candidate: Candidate) -> RunConfig:
+        """Make the configuration of a candidate's run."""
+        return self.probes.config(candidate, self.wanted.to_json()["data"], self.wanted.seed, self.device)
+
+    def resize(self, size: int) -> Dataset:
+        """Return the images as a network sees them that takes this size."""
+        return replace(self.dataset, size=None if size == self.dataset.train.shape[-1] else size)
+
+    # -- what is chosen -----------------------------------------------------------------------------------------
 
     def winner(self) -> tuple[Run, str, Candidate]:
         """Choose between the best probe and the best fine-tuned network by the very same validation images."""
         best = self.probes.best
         assert best is not None
         probe = Run(self.folder / best.run)
-        done = self.about.get("tuning", {}).get("done", [])
-        tuned = max(done, key=lambda one: (one["accuracy"], -one["loss"]), default=None)
-        if tuned is None or tuned["accuracy"] <= self._probe_accuracy(probe):
-            return (
-                probe,
-                f"{best.words} by cross-validation on {len(self.dataset.train) + len(self.dataset.val):,}",
-                (best.candidate),
-            )
-        about = self.about["tuning"]
+        tuned = self.tuning.best
+        if tuned is None or tuned["accuracy"] <= self.probe_accuracy:
+            count = len(self.dataset.train) + len(self.dataset.val)
+            return probe, f"{best.words} by cross-validation on {count:,}", best.candidate
         shown = f"{tuned['accuracy']:.1%} ({tuned['words']}) on {len(self.dataset.val):,} validation"
-        return Run(self.folder / tuned["run"]), shown, Candidate(tuple(about["parts"]), about["image_size"])
+        final = self.tuning.final_of(tuned["run"])
+        shown += " images, then learned those, too, of all" if final else ""
+        return Run(self.folder / (final or tuned["run"])), shown, Candidate((tuned["backbone"],), tuned["image_size"])
 
-    def _probe_accuracy(self, run: Run) -> float:
-        """Of the validation images, by heads that left them out."""
-        logits, labels = read_out_of_fold(run.path)
+    @property
+    def probe_accuracy(self) -> float:
+        """That of the best probe on the validation images, by heads that left them out."""
+        assert self.probes.best is not None
+        logits, labels = read_out_of_fold(self.folder / self.probes.best.run)
         count = len(self.dataset.val)
         return (logits[-count:].argmax(1) == labels[-count:]).float().mean().item()
 
@@ -305,7 +206,7 @@ class PretrainedSearch:
     def runs(self) -> list[Run]:
         """Every finished run of this search, the best first; other folders beside them are none of it."""
         probes = sorted(self.probes.found, key=lambda one: (one.accuracy, -one.loss), reverse=True)
-        tuned = [one["run"] for one in self.about.get("tuning", {}).get("done", []) if one["accuracy"]]
+        tuned = [one["run"] for one in self.tuning.judged] + self.tuning.finals
         runs = [Run(self.folder / run) for run in (*(one.run for one in probes), *tuned)]
         chosen = self.winner()[0].id
         return sorted(runs, key=lambda run: run.id != chosen)
@@ -325,7 +226,7 @@ class PretrainedSearch:
         rows = tabulate(runs)
         write_fronts(rows, self.folder)
         answer = explain_pretrained(chosen, words, self.dataset)
-        write_study(self.folder, runs, self.wanted.data.name, answer, self.budget)
+        write_study(self.folder, runs, self.wanted.data.name, answer, self.budget, starts=self.tuning.starts)
         self.about["answer"] = answer
         if not interrupted:
             self.about["best"] = chosen.id
@@ -335,7 +236,7 @@ class PretrainedSearch:
     def _test(self, run: Run, candidate: Candidate) -> None:
         """Show the winner the test images, as many as there is time for."""
         most = math.inf
-        dataset = self._sized(candidate.image_size)
+        dataset = self.resize(candidate.image_size)
         if self.budget.timed and "test" not in run.summary:
             image_s = time_forward(run, dataset, self.device)
             most = (self.budget.amount - 0.7 * self.reserve_s - self.clock.elapsed_s) / image_s
@@ -348,13 +249,13 @@ class PretrainedSearch:
 
     def _measure(self, run: Run, candidate: Candidate) -> None:
         """Add cost and flatness, where there is time for them."""
-        count_cost(run, self._sized(candidate.image_size))
+        count_cost(run, self.resize(candidate.image_size))
         settings = MeasureConfig()
         images = min(settings.noise_examples, len(self.dataset.train)) * (settings.noise_draws + 1)
         needed_s = images * self.probes.test_s(candidate) / max(1, len(self.dataset.test))
         left_s = self.budget.amount - self.reserve_s - self.clock.elapsed_s if self.budget.timed else math.inf
         if needed_s < left_s:
-            add_measures(run, self._sized(candidate.image_size), settings, device=str(self.device))
+            add_measures(run, self.resize(candidate.image_size), settings, device=str(self.device))
 
 
 class _Watch(Observer):

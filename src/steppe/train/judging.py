@@ -59,6 +59,8 @@ def measure_splits(training: Training) -> dict[str, Any]:
     A brief one repeats what the last epoch found. Where the run learned the validation images, `val` is None.
     """
     if training.brief:
+        if not training.config.validates:
+            return {"val": None}
         last = training.run.metrics()[-1]
         return {"val": {**{k: last[f"val_{k}"] for k in ("loss", "accuracy")}, "examples": len(training.val)}}
     dataset, ranks, stop = training.dataset, training.ranks, training.stop

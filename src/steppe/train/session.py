@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from steppe import models
-from steppe.config import RunConfig
+from steppe.config import UNTRAINED, RunConfig
 from steppe.cost import Energy, EnergyMeter
 from steppe.data import Dataset, Keeping, as_learned, check_unchanged
 from steppe.errors import ConfigError, Interrupted, RunError, TrainingError, ran_out_of_memory
@@ -25,6 +25,7 @@ from steppe.train.environment import describe_environment, pick_device
 from steppe.train.loop import Training
 from steppe.train.probe import Probe
 from steppe.train.setup import build_minimizer, build_model
+from steppe.train.soup import Soup
 from steppe.train.steps import can_capture
 
 MOST_PARTS = 64
@@ -58,8 +59,9 @@ def train(
         stop: set by Ctrl-C or SIGTERM; for a caller that has more to do, and must know of a request that came when
             this run was about to end.
         val_examples: judge the run by about so many of its validation images at most, the same for every run on these
-            data, and by nothing else: of many runs that are compared, only one is to see the test images. By default
-            all validation images are taken after every epoch, and all images of every split at the end.
+            data, and by nothing else: of many runs that are compared, only one is to see the test images. 0 for one
+            that is not judged and learns the validation images. By default all validation images are taken after every
+            epoch, and all images of every split at the end.
 
     Raises:
         ConfigError: the run is to be judged by validation images, and learns from them.
@@ -68,7 +70,7 @@ def train(
         TrainingError: the loss is no longer finite; the last good checkpoint is kept.
         Interrupted: Ctrl-C or SIGTERM; the run can go on.
     """
-    if val_examples is not None and not config.validates:
+    if val_examples and not config.validates:
         mend = "leave learn_from_val out: a search chooses by images that no trial has learned"
         raise ConfigError("there are no validation images to judge this run by", where="data.learn_from_val", mend=mend)
     with join(pick_device(device), sharded) as (ranks, place):
@@ -119,11 +121,13 @@ def _complete(
     parts: int = 1,
 ) -> None:
     """Train to the end; a captured step that does not fit into memory is recorded anew in twice as many parts."""
-    if config.model.mode == "probe":
+    if config.model.mode in UNTRAINED:
         if ranks.count > 1:
-            raise ConfigError("a probe is made by one process", where="model.mode", mend="start it without torchrun")
+            what = f"a {config.model.mode} is made by one process"
+            raise ConfigError(what, where="model.mode", mend="start it without torchrun")
         try:
-            Probe(run, config, dataset, device, observer, stop, keeping, val_examples).complete()
+            make = Probe if config.model.mode == "probe" else Soup
+            make(run, config, dataset, device, observer, stop, keeping, val_examples).complete()
         except (MemoryError, RuntimeError) as error:
             if not ran_out_of_memory(error):
                 raise
@@ -258,7 +262,7 @@ def _normalised(config: RunConfig, dataset: Dataset) -> tuple[Dataset, str]:
     expected = models.expected_statistics(config.model, dataset.channels)
     if expected is None:
         return dataset, "own"
-    if config.model.mode != "probe":
+    if config.model.mode not in UNTRAINED:
         say_once(f"images are normalised as {source} expects them; data.statistics = own takes their own statistics")
     return replace(dataset, mean=expected[0], std=expected[1]), source
 
