@@ -212,7 +212,8 @@ def test_the_winner_alone_has_a_test_accuracy(colour_images, tmp_path):
 def what_is_left(folder: Path) -> dict:
     """All that must not depend on kills or on the clock."""
     about = {k: v for k, v in read_json(folder / "fit.json").items() if not k.endswith("_s") and k != "rates"}
-    about["probes"] = [{k: v for k, v in one.items() if k != "solve_s"} for one in about["probes"]]
+    for key, of_the_clock in (("probes", "solve_s"), ("moments", "at_s")):
+        about[key] = [{k: v for k, v in one.items() if k != of_the_clock} for one in about[key]]
     runs = [Run(path.parent) for path in sorted(folder.glob("*/config.toml")) if not path.parent.is_symlink()]
     return {"about": about, "weights": {run.id: run.weights.read_bytes() for run in runs}}
 
@@ -405,7 +406,7 @@ def test_a_search_within_seconds_keeps_its_budget(colour_images, tmp_path):
 def test_search_that_has_nothing_left_to_try_ends_early_and_says_so(colour_images, tmp_path):
     heard = Heard()
     found = fit(wanted(colour_images, models=("test_resnet",)), 60, tmp_path / "f", device="cpu", observer=heard)
-    assert found.clock.elapsed_s < 30
+    assert found.clock.elapsed_s < 50
     assert any("nothing more promises to be better" in line for line in heard.lines)
 
 
