@@ -20,7 +20,7 @@ from steppe.data import as_learned, in_order
 from steppe.deploy import get_calibration, open_trained
 from steppe.deploy.calibration import calibrate
 from steppe.evaluate import measure_accuracy, predict
-from steppe.report.parts import read_parts
+from steppe.report.studies import read_studies
 from steppe.runs import Run, find_runs, read_json
 from steppe.search import finetune_search
 from steppe.search.budget import Budget
@@ -180,7 +180,7 @@ def test_probe_that_fine_tuning_begins_with_is_no_row_of_the_report(tuned):
     about = read_json(tuned / "fit.json")
     (start,) = about["tuning"]["starts"]
     assert (tuned / start / "summary.json").is_file()
-    (part,) = read_parts(find_runs([tuned]), [tuned])
+    (part,) = read_studies(find_runs([tuned]), [tuned])
     listed = {record.config.run_id for record in part.records}
     assert start not in listed
     assert {about["probes"][0]["run"], *(one["run"] for one in about["tuning"]["attempts"])} <= listed

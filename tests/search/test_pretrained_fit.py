@@ -21,7 +21,7 @@ from steppe.config import DataConfig
 from steppe.deploy import open_trained
 from steppe.errors import ConfigError, DataError, Interrupted, RunError
 from steppe.runs import Run, create_run, read_json
-from steppe.search import pretrained_search
+from steppe.search import finetune_search, pretrained_search
 from steppe.search.budget import Budget
 from steppe.search.fitting import Fitted, Wanted, fit
 from steppe.search.observer import SearchObserver
@@ -403,7 +403,8 @@ def test_a_search_within_seconds_keeps_its_budget(colour_images, tmp_path):
     assert found.best.summary["test"]["accuracy"] > 0.5
 
 
-def test_search_that_has_nothing_left_to_try_ends_early_and_says_so(colour_images, tmp_path):
+def test_search_that_has_nothing_left_to_try_ends_early_and_says_so(colour_images, tmp_path, monkeypatch):
+    monkeypatch.setattr(finetune_search, "expect_share", lambda epochs: 2.0)
     heard = Heard()
     found = fit(wanted(colour_images, models=("test_resnet",)), 60, tmp_path / "f", device="cpu", observer=heard)
     assert found.clock.elapsed_s < 50
