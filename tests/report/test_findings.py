@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steppe.report import summarise
-from steppe.report.findings import compare, headline, pareto_front, supporting, tell
+from steppe.report.findings import compare, describe_comparisons, headline, pareto_front, supporting
 from steppe.report.layout import lay_out
 from steppe.report.significance import accuracy_interval, difference
 from steppe.report.tables import MOST_METHODS, verdict_matrix
@@ -176,13 +176,15 @@ def test_counts_over_models(new_run):
         *cell(new_run, [0.95], model={"name": "c"}, minimizer=SAM),
         *cell(new_run, [0.99], model={"name": "c"}),
     ]
-    (sentence,) = tell(verdicts(runs))
+    (sentence,) = describe_comparisons(verdicts(runs))
     expected = "At equal epochs, sam beats base significantly in 1 of 2 models (1 not significant)"
     assert say(sentence) == f"{expected}. With one seed, it leads in 0 of 1."
 
 
 def test_one_model_is_told_by_its_difference(new_run):
-    (sentence,) = tell(verdicts(cell(new_run, [0.97, 0.98], minimizer=SAM) + cell(new_run, [0.95, 0.96])))
+    (sentence,) = describe_comparisons(
+        verdicts(cell(new_run, [0.97, 0.98], minimizer=SAM) + cell(new_run, [0.95, 0.96]))
+    )
     assert say(sentence) == "At equal epochs, sam is 2.00 points above base: a significant difference."
 
 

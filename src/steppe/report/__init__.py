@@ -1,4 +1,4 @@
-"""What runs say: a table for the terminal, and one self-contained HTML page."""
+"""Reports on runs: a table for the terminal, and one self-contained HTML page."""
 
 from steppe.report.page import write_report
 from steppe.report.rows import Row, Stat, row_values, summarise

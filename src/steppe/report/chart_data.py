@@ -1,4 +1,4 @@
-"""What the figures draw: plain numbers for the page's script, rounded to five digits and thinned where long."""
+"""The data of the page's charts: plain numbers for the page's script, rounded to five digits and thinned where long."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _WORDS = {
     "not measured yet": ("is not measured yet", "are not measured yet"),
     "not at this scale": ("cannot be judged at this scale", "cannot be judged at this scale"),
 }
-"""What became of one claim and of several, in the order they are told."""
+"""The verdict on one claim and on several, in the order of the sentence."""
 
 
 def published_studies(parts: Sequence[StudyRuns]) -> list[dict[str, Any]]:

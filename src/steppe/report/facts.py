@@ -1,4 +1,4 @@
-"""What the page says about the runs as such: how many, on what, where, what they spent, and which are not complete."""
+"""Facts about the runs: how many, their data, machine and cost, and which of them are not complete."""
 
 from __future__ import annotations
 

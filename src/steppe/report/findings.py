@@ -1,4 +1,4 @@
-"""What the rows say, in words: the best, the cheapest that matches it, and whether a second gradient paid.
+"""Findings as sentences: the best row, the fastest that matches it, and whether a second gradient paid.
 
 Every sentence is computed, and says how sure it is. Two rows differ significantly where the 95 % interval of their
 difference excludes zero, by the rule of `steppe compare` (see `significance`).
@@ -221,15 +221,15 @@ def compare(rows: Sequence[Row], layout: Layout) -> list[Comparison]:
     return out
 
 
-def tell(comparisons: Sequence[Comparison], things: str = "models") -> list[Sentence]:
+def describe_comparisons(comparisons: Sequence[Comparison], things: str = "models") -> list[Sentence]:
     """Say for each method and budget in how many settings it beat the plain optimizer."""
     groups: dict[tuple[str, str, str], list[Comparison]] = {}
     for comparison in comparisons:
         groups.setdefault((comparison.budget, comparison.sharp, comparison.plain), []).append(comparison)
-    return [_tell_one(*key, group, things) for key, group in groups.items()]
+    return [_describe_one(*key, group, things) for key, group in groups.items()]
 
 
-def _tell_one(budget: str, sharp: str, plain: str, group: Sequence[Comparison], things: str) -> Sentence:
+def _describe_one(budget: str, sharp: str, plain: str, group: Sequence[Comparison], things: str) -> Sentence:
     start: Sentence = [(f"At equal {budget}, ", False), (sharp, True)]
     if len(group) == 1:
         one = group[0]

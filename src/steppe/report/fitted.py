@@ -1,4 +1,4 @@
-"""What a page shows of a search by `steppe fit`: its moments, its candidates, and the mistakes of its winner.
+"""The search of a `steppe fit` folder: its moments, its candidates, and the mistakes of its winner.
 
 A search leaves `fit.json` above its runs, and in the winner's folder `mistakes.json` and `mistakes.jpg`. All are
 optional: an older folder, or one without pictures, has less to show.
@@ -147,10 +147,11 @@ def _of_budget(search: Search) -> str:
 def candidate_table(search: Search, rows: Sequence[Row]) -> dict[str, Any]:
     """List the candidates of a search, the winner first and then the most accurate."""
     order = sorted(search.moments, key=lambda one: (one.run != search.best, -one.accuracy))
+    several = len({one.kind for one in order}) > 1
     body = [
         {
             "cells": [
-                Cell(one.name or one.run, "label", KINDS.get(one.kind, one.kind)),
+                Cell(one.name or one.run, "label", KINDS.get(one.kind, one.kind) if several else ""),
                 Cell(percent(one.accuracy, unit=""), "number"),
                 Cell(duration(one.at_s), "number"),
             ],
@@ -172,6 +173,7 @@ def explain_search(search: Search) -> list[str]:
     if kinds & {"fine-tuning", "soup"}:
         out.append("A fine-tuned network or a soup is judged on the validation images alone.")
     out.append("The winner alone is shown the test images, once, when nothing is left to decide.")
+    out.append("The dashed line is its accuracy on them.")
     return out
 
 

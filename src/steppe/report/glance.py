@@ -1,4 +1,4 @@
-"""What stands first on the page: one sentence, the table beside the chart, and the sentences below them."""
+"""The top of the page: one sentence, the table beside the chart, and the sentences below them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows were tested on the same images: only their accuracies compare."""
+"""Groups of rows that were tested on the same images: only their accuracies compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rows are laid out in figures: one panel for what is learned (data, model), one colour for how it is learned."""
+"""The layout of rows in figures: a panel for each data set and model, a colour for each way of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page draws of geometry and robustness: landscapes, spectra, blocks, corruptions, calibration, attention.
+"""The data of charts of geometry and robustness: landscapes, spectra, blocks, corruptions, calibration, attention.
 
 Plain numbers for the page's script, rounded and thinned so that a study of fifty runs stays small.
 """

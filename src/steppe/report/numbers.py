@@ -1,4 +1,4 @@
-"""Numbers as people read them. A value that is missing, or is no number, is an en dash everywhere."""
+"""Numbers formatted for people. A missing value is an en dash everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: what the runs say, with every figure's numbers, script and style inside it."""
+"""One self-contained HTML page about runs, with all numbers, the script and the styles inside it."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ _SCRIPTS = "base tables charts plots legend cost search curves flatness surface 
 _SCRIPTS += " scalars copy live start"
 _STYLES = "page glance measured"
 
+_MOST_SENTENCES = 6
+"""about comparisons with the plain optimizer; the matrix below them shows every one"""
+
 PAGE = Output("a page", re.compile(rb'\A[^\0]*<meta name="generator" content="steppe">'))
 """How a page of ours is known among the files of others."""
 
@@ -58,7 +61,7 @@ def write_report(
     """Write the report of some runs as one HTML file that needs no network.
 
     Args:
-        runs: the runs, in the order they shall be listed.
+        runs: the runs, in the order of the list.
         out: the file to write; an older page of ours is replaced in one step, anything else is left alone.
         title: the page's title; default: the study's, or one made from the runs.
         study: the content of a study's `study.json`.
@@ -81,7 +84,7 @@ def render(parts: Sequence[StudyRuns], *, title: str | None = None, version: str
     """Fill the template.
 
     Args:
-        parts: the runs, each study's by themselves.
+        parts: the runs, grouped by study.
         title: the page's title; default: the study's, or one made from the runs.
         version: of a page that is served and renews itself: what it was made from.
         bare: leave the script and the styles out, for a page that has them already.
@@ -95,7 +98,7 @@ def render(parts: Sequence[StudyRuns], *, title: str | None = None, version: str
     }
     measured = [row for row in rows if row.test_accuracy.mean is not None or row.val_accuracy.mean is not None]
     comparisons = findings.compare(rows, layout)
-    told = findings.tell(comparisons, layout.panel_word)
+    compared = findings.describe_comparisons(comparisons, layout.panel_word)
     subjects = find_subjects(rows, records)
     shown = measured_data(rows, records, layout, subjects)
     published = published_studies(parts)
@@ -130,7 +133,7 @@ def render(parts: Sequence[StudyRuns], *, title: str | None = None, version: str
         facts=overview_facts(records, rows, images),
         published=published,
         verdicts=verdict_matrix(comparisons, layout),
-        told=told if len(told) <= 6 else [],
+        compared=compared if len(compared) <= _MOST_SENTENCES else [],
         table=summary_table(rows),
         has_curves=has_curves,
         has_flatness=sum(row.noise_loss.mean is not None for row in rows) > 1,

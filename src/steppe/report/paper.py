@@ -1,4 +1,4 @@
-"""Figures for a paper, by matplotlib: each is written as PNG and as PDF.
+"""Figures for a paper by matplotlib, as PNG and as PDF.
 
 They draw what measures left as plain numbers in `geometry.json` and `robustness.json`.
 """

@@ -1,4 +1,4 @@
-"""Figures for a paper about how a model bears up: corruptions, calibration, confusion."""
+"""Figures for a paper about robustness: corruptions, calibration, confusion."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from steppe.report.paper import _SIZE, _figure, _numbers, _tidy, draw_eigenvalue
 from steppe.report.spectra import smooth_alike
 
 MOST_LINES = 8
-"""In a panel; of more, nobody could tell which is which."""
+"""in a panel; more lines could not be distinguished"""
 
 
 def draw_study(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Figure]:

@@ -1,6 +1,6 @@
 """Pictures of a run folder, made small enough to stand inside the page.
 
-A picture is decoded and written anew, so that what reaches the page is an image and nothing else.
+A picture is decoded and encoded again, so that nothing but an image reaches the page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run as the report sees it: everything read once, nothing trusted, nothing missed when it is absent."""
+"""One run as the report reads it: every file once, none of them trusted, each of them optional."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured on runs afterwards: `geometry.json` and `robustness.json`, read with nothing trusted.
+"""Measurements made after training: `geometry.json` and `robustness.json`, read without trust.
 
 Figures of the runs of one row are averaged only where they were measured with the same settings: those that most of
 the row's runs have. Whoever shows a figure also shows the settings, and says where rows differ in them.
@@ -32,7 +32,7 @@ class Subject:
     name: str
     """as the figures call it: its row, and its seed where several of the row were measured"""
     first: bool
-    """whether it is the first of its row: the others are shown when all seeds are asked for"""
+    """whether it is the first of its row: the others are shown when the reader chooses all seeds"""
 
 
 def results_of(record: Record) -> dict[str, Any]:
@@ -55,10 +55,10 @@ def find_subjects(rows: Sequence[Row], records: Sequence[Record]) -> list[Subjec
 
 def describe_settings(measure: str, found: Mapping[str, Any]) -> str:
     """Describe the settings of a result: "points 25, radius 1, examples 256"."""
-    asked = found.get("settings")
-    if not isinstance(asked, Mapping):
-        asked = {key: found[key] for key in _OF_TRAINING.get(measure, ()) if key in found}
-    shown = {str(k): v for k, v in asked.items() if k not in _NOT_SETTINGS and not (k in _USUAL and v == _USUAL[k])}
+    settings = found.get("settings")
+    if not isinstance(settings, Mapping):
+        settings = {key: found[key] for key in _OF_TRAINING.get(measure, ()) if key in found}
+    shown = {str(k): v for k, v in settings.items() if k not in _NOT_SETTINGS and not (k in _USUAL and v == _USUAL[k])}
     return ", ".join(f"{key.replace('_', ' ')} {_word(value)}" for key, value in shown.items())
 
 

@@ -1,4 +1,4 @@
-"""Markdown out of a folder of results: a page with every study's tables, and a short table for a README.
+"""Markdown pages of a folder of results: a page with every study's tables, and a short table for a README.
 
 A results folder holds one folder for each study (run folders without weights, `compare.json`), and perhaps CSV files of
 benchmarks. Everything on the page is read from there; nothing is typed.

@@ -1,4 +1,4 @@
-"""Runs summarised: one row for the runs that differ only in their seed, with mean and spread of every measure."""
+"""Rows: runs that differ only in their seed, with mean and spread of every measure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def summarise(runs: Sequence[Run], study: Mapping[str, Any] | None = None) -> li
     """Group runs that differ only in their seed, and average what was measured.
 
     Args:
-        runs: the runs, in the order the rows shall have. Copies of one run count once.
+        runs: the runs, in the order of the rows. Copies of one run count once.
         study: the content of a study's `study.json`, whose axes then label the rows and whose order they take.
             Without it rows are labelled by the configuration keys in which they differ.
     """

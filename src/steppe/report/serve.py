@@ -1,4 +1,4 @@
-"""A report that is looked at while training goes on: served to this machine alone, renewed when run folders change.
+"""A server for the report during training: for this machine alone, renewed when run folders change.
 
     /           the page
     /version    what it was made from; changes when a file of the runs does

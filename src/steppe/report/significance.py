@@ -1,4 +1,4 @@
-"""Which rows differ significantly: the rule of `steppe compare`, on what a report can read.
+"""Significant differences between rows: the rule of `steppe compare`, on what a report can read.
 
 Over seeds Student's t decides, seed by seed where both rows have the same seeds. The choice of test images counts too.
 Where every run kept its answers, the images are compared one by one. Otherwise the binomial spread of both accuracies

@@ -1,4 +1,4 @@
-"""Spectra as lines that can be compared: of all that share a picture, every node is a Gaussian of the same width."""
+"""Spectra as comparable lines: every node is a Gaussian of the same width in all that share a figure."""
 
 from __future__ import annotations
 

@@ -45,13 +45,13 @@ class StudyRuns:
 
 
 def read_studies(
-    runs: Sequence[Run], folders: Sequence[Path], tell: Callable[[str], None] = lambda passed_over: None
+    runs: Sequence[Run], folders: Sequence[Path], tell: Callable[[str], None] = lambda line: None
 ) -> list[StudyRuns]:
     """Read runs, grouped by study.
 
     Args:
         runs: what was found in the folders.
-        folders: what the report is asked about; a run belongs to the nearest folder above it, not above these, that
+        folders: those that the report is about; a run belongs to the nearest folder above it, not above these, that
             holds a study's `study.json` or `compare.json`.
         tell: takes a line about each file that cannot be read.
     """

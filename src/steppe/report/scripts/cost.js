@@ -54,16 +54,18 @@ function drawCost() {
   layout.yaxis.title.text = onPhone() ? "" : `${data.titles[judged]}, %`;
   layout.yaxis.ticksuffix = onPhone() ? " %" : "";
   layout.margin.t = 26;
-  layout.annotate = (area) => nameBeside(area, [...front].reverse().map((row) => ({ x: at(row)[0], y: at(row)[1], text: row.name })), points.map(at));
+  layout.annotate = (area) => nameBeside(area, [...front].reverse().map((row) => ({ x: at(row)[0], y: at(row)[1], text: row.name })), boxesAround(area, points.map(at)));
   draw(plot, traces, layout);
 }
 
+const boxesAround = (area, points) => points.map(([x, y]) => [area.x(x) - 7, area.y(y) - 7, area.x(x) + 7, area.y(y) + 7]);
+const meets = (box, taken) => taken.some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3]);
+
 // Names stand up and left of a front, where by its meaning no point can be, or where there is room for them: above, or to
 // the right. A name that would stand on a point or on another name is left out.
-function nameBeside(area, places, points) {
-  const taken = points.map(([x, y]) => [area.x(x) - 7, area.y(y) - 7, area.x(x) + 7, area.y(y) + 7]);
+function nameBeside(area, places, taken) {
   const right = area.left + area.wide + 12;
-  const isFree = (box) => box[0] >= area.left && box[2] <= right && box[1] >= 0 && box[3] <= area.top + area.tall && !taken.some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3]);
+  const isFree = (box) => box[0] >= area.left && box[2] <= right && box[1] >= 0 && box[3] <= area.top + area.tall && !meets(box, taken);
   return places.flatMap((place) => {
     const text = cut(place.text, onPhone() ? 24 : 46), length = textWidth(text) + 4;
     const px = area.x(place.x), py = area.y(place.y);

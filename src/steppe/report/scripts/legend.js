@@ -1,4 +1,4 @@
-// Legends: what is switched off in one is off in all figures.
+// Legends: a series that is switched off in one is off in all figures.
 function glyph(kind, index) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const shape = document.createElementNS("http://www.w3.org/2000/svg", "path");

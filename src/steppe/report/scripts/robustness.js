@@ -1,4 +1,4 @@
-// How models bear up: the table of corruptions as a heat map, and whether their confidence can be believed.
+// Robustness: the table of corruptions as a heat map, and the calibration of the confidence.
 const plainName = (name) => name.replace(/_/g, " ");
 const average = (values) => (known(values).length ? known(values).reduce((sum, v) => sum + v, 0) / known(values).length : null);
 
@@ -39,7 +39,7 @@ function heatCell(value, largest) {
   return cell;
 }
 
-// From orange over the card's own colour to blue: told apart by colour-blind eyes.
+// From orange over the card's own colour to blue, which colour-blind eyes distinguish.
 function contrast(share) {
   const end = share < 0 ? [214, 96, 20] : [24, 105, 190], middle = isDark() ? [40, 45, 50] : [245, 244, 240];
   const strength = Math.min(Math.abs(share), 1) ** 0.8;

@@ -25,16 +25,19 @@ function drawSearch() {
   if (tested !== null) layout.shapes.push({ y: [100 * tested, 100 * tested], ink: colour("accent"), dash: "dash" });
   layout.annotate = (area) => {
     const names = [...moments].sort((a, b) => b.best - a.best || b.accuracy - a.accuracy).map((one) => ({ x: one.at, y: 100 * one.accuracy, text: one.name }));
-    const beside = nameBeside(area, names, moments.map(at));
-    return tested === null ? beside : [...beside, nameTested(area, 100 * tested, line[line.length - 1][1])];
+    const taken = boxesAround(area, moments.map(at));
+    return [...(tested === null ? [] : nameTested(area, 100 * tested, taken)), ...nameBeside(area, names, taken)];
   };
   draw(plot, traces, layout);
 }
 
-// At the right end of its line, on the side away from the best validation accuracy.
-function nameTested(area, percent, best) {
-  const text = `${percent.toFixed(1)} % of the test images`;
-  return { x: area.left + area.wide - textWidth(text) - 4, y: area.y(percent) + (percent > best ? -6 : 16), text, fill: colour("accent") };
+// The test accuracy is written on its line, at the end and the side where no point is.
+function nameTested(area, percent, taken) {
+  const text = `${percent.toFixed(1)} % of the test images`, wide = textWidth(text), right = area.left + area.wide - wide - 4;
+  const places = [[right, 16], [right, -6], [area.left + 8, 16], [area.left + 8, -6]].map(([x, up]) => ({ x, y: area.y(percent) + up, text, fill: colour("accent") }));
+  const free = places.filter(({ x, y }) => !meets([x - 2, y - 13, x + wide + 2, y + 4], taken)).slice(0, 1);
+  taken.push(...free.map(({ x, y }) => [x - 2, y - 13, x + wide + 2, y + 4]));
+  return free;
 }
 
 const inTime = (seconds) => (seconds < 100 ? `${digits(seconds)} s` : `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`);

@@ -160,13 +160,13 @@ function paintCentre(pen, eye, z, hiddenAt) {
 }
 
 const paintSurfaces = () => { for (const canvas of surfaces.keys()) paintSurface(canvas); };
-let asked = false;
+let requested = false;
 
 function repaint() {
-  if (asked) return;
-  asked = true;
+  if (requested) return;
+  requested = true;
   requestAnimationFrame(() => {
-    asked = false;
+    requested = false;
     if (turning) { view.turn += 0.008; repaint(); }
     paintSurfaces();
   });
