@@ -4,7 +4,7 @@
 # An H200 starts in 39 s, takes 48 MiB in 12 s, compiles a recipe in 33 s, and loads what it has compiled in 8 s (2026-11-19).
 source benchmarks/lease/lease.sh
 HALF=$D/half.npz AIR=$O/airbench CSV=$O/time_to_accuracy.csv runs=5
-vit="--recipe cifar10-vit --data $HALF --no-learn-from-val --epochs 8" network=vit_7l_12h_384_mlp384
+vit="--recipe cifar10-vit --optimizer adamw --lr 1e-3 --batch-size 128 --data $HALF --no-learn-from-val --epochs 8" network=vit_7l_12h_384_mlp384
 fast=benchmarks/time_to_accuracy.py
 if [ -n "${REHEARSE:-}" ]; then
   runs=2 fast="$fast --device cpu --set batch_size=50,model=speednet2_8_8_8,precision=float32,epochs=2"
