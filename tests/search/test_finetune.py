@@ -24,7 +24,8 @@ from steppe.report.studies import read_studies
 from steppe.runs import Run, find_runs, read_json
 from steppe.search import finetune_search
 from steppe.search.budget import Budget
-from steppe.search.finetune import RECIPES, Attempt, expect_share
+from steppe.search.final_network import FinalNetwork
+from steppe.search.finetune import RECIPES, Attempt, expect_share, rank
 from steppe.search.finetune_search import FineTuneSearch
 from steppe.search.fitting import Wanted, fit
 from steppe.search.observer import SearchObserver
@@ -280,7 +281,7 @@ def averaging(tmp_path, colour_images):
     candidate = Candidate(("test_vit",), 32)
     search._make(candidate)
     search.about["tuning"] = {"attempts": [], "starts": []}
-    start = Run(folder / search.tuning._start(candidate))
+    start = Run(folder / search.tuning.start(candidate))
     search.about["tuning"]["attempts"] += put_attempts(folder, start, 4.0, -4.0, 50.0)
     return search
 
@@ -288,11 +289,10 @@ def averaging(tmp_path, colour_images):
 @pytest.mark.slow
 def test_soup_takes_what_validation_images_gain_by(averaging):
     attempts = averaging.tuning.attempts
-    averaging.tuning._make_soup()
+    FinalNetwork(averaging.tuning).make_soup()
     (soup,) = averaging.about["tuning"]["soups"]
     assert "attempt2" not in soup["ingredients"]
     assert len(soup["ingredients"]) >= 2
-    rank = finetune_search._rank
     assert rank(soup) > max(map(rank, attempts))
     assert averaging.tuning.best == soup
     assert Run(averaging.folder / soup["run"]).summary["val"]["accuracy"] == soup["accuracy"]
@@ -301,18 +301,18 @@ def test_soup_takes_what_validation_images_gain_by(averaging):
 @pytest.mark.slow
 def test_same_soup_is_made_once(averaging):
     for _ in range(2):
-        averaging.tuning._make_soup()
+        FinalNetwork(averaging.tuning).make_soup()
     assert len(averaging.about["tuning"]["soups"]) == 1
 
 
 @pytest.mark.slow
 def test_soup_that_was_killed_is_made_again_alike(averaging):
-    averaging.tuning._make_soup()
+    FinalNetwork(averaging.tuning).make_soup()
     (soup,) = averaging.about["tuning"]["soups"]
     before = load_file(averaging.folder / soup["run"] / "weights.safetensors")
     (averaging.folder / soup["run"] / "summary.json").unlink()
     averaging.about["tuning"]["soups"] = []
-    averaging.tuning._make_soup()
+    FinalNetwork(averaging.tuning).make_soup()
     assert averaging.about["tuning"]["soups"] == [soup]
     after = load_file(averaging.folder / soup["run"] / "weights.safetensors")
     assert all(torch.equal(after[key], value) for key, value in before.items())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steppe.config import RunConfig, parse
+from steppe.search.probe_search import Candidate
 
 LEAST_EPOCHS = 8.0
 """Fewer epochs of fine-tuning end below the probe that they began with."""
@@ -74,6 +75,16 @@ class Attempt:
     seconds: float
     backbone: str = ""
     image_size: int = 0
+
+
+def rank(attempt: dict[str, Any]) -> tuple[float, float]:
+    """Return what attempts are compared by: accuracy on validation images; among equals, the smaller loss."""
+    return attempt["accuracy"], -attempt["loss"]
+
+
+def key_of(candidate: Candidate) -> tuple[str, int]:
+    """Return the network and the image size, by which attempts are alike."""
+    return candidate.parts[0], candidate.image_size
 
 
 def expect_share(epochs: float) -> float:
