@@ -55,6 +55,20 @@ def test_head_solves_the_objective_that_scikit_learn_solves(penalty):
     assert right == pytest.approx(reference.score(x.numpy(), labels.numpy()), abs=1e-3)
 
 
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_networks_side_by_side_count_alike_however_large_their_features_are(factor):
+    features, labels = blobs(width=12)
+    other, _ = blobs(width=8, seed=1)
+    plain, scaled = torch.cat([features, other], 1), torch.cat([features, factor * other], 1)
+    widths = [12, 8]
+    heads = [fit_head(each, labels, CLASSES, 1e-3, widths=widths) for each in (plain, scaled)]
+    torch.testing.assert_close(heads[0](plain), heads[1](scaled), rtol=0, atol=5e-2)
+    found = [cross_validate(each, labels, CLASSES, penalties=(1e-3,), widths=widths) for each in (plain, scaled)]
+    torch.testing.assert_close(found[0].logits, found[1].logits, rtol=0, atol=5e-2)
+    alone = fit_head(scaled, labels, CLASSES, 1e-3)
+    assert (alone(scaled) - heads[0](plain)).abs().max() > 0.5, "undivided, the larger ones decide"
+
+
 def test_gradient_at_the_solution_is_nothing_in_double_precision():
     features, labels = blobs()
     weight, bias = (part.requires_grad_() for part in in_standard_units(fit_head(features, labels, 4, 1e-3), features))

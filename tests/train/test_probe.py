@@ -313,7 +313,7 @@ def test_features_are_computed_in_smaller_batches_where_memory_runs_out(
 
 
 def test_memory_that_runs_out_while_solving_is_one_message(colour_images, tiny_weights, tmp_path, keeping, monkeypatch):
-    def run_out(*_):
+    def run_out(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(probe, "fit_head", run_out)

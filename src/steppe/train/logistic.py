@@ -4,7 +4,8 @@ minimise  mean of -log p(label)  +  penalty/2 · ‖W‖²,   p = softmax(W x + 
 
 The problem is convex, so its solution needs no learning rate, schedule or number of epochs: L-BFGS runs until the
 gradient is small. Features are centred and divided by their mean norm first, which makes one range of penalties right
-for every network; the returned head has that undone. The folds of a cross-validation are solved together, on the
+for every network; of several networks side by side each is divided by its own, so that the penalty weighs them alike.
+The returned head has that undone. The folds of a cross-validation are solved together, on the
 leading principal components: one large matrix product is quicker than many small ones.
 """
 
@@ -67,7 +68,9 @@ class CrossValidation:
         return math.sqrt(max(self.accuracy * (1 - self.accuracy), 0.0) / len(self.logits))
 
 
-def fit_head(features: Tensor, labels: Tensor, classes: int, penalty: float) -> Head:
+def fit_head(
+    features: Tensor, labels: Tensor, classes: int, penalty: float, *, widths: Sequence[int] | None = None
+) -> Head:
     """Solve one problem.
 
     Args:
@@ -75,8 +78,9 @@ def fit_head(features: Tensor, labels: Tensor, classes: int, penalty: float) -> 
         labels: (N,) of int64.
         classes: their number.
         penalty: of the squared weights.
+        widths: how many features each network has; by default all are of one.
     """
-    scaled, centre, scale = _standardise(features)
+    scaled, centre, scale = _standardise(features, widths)
     learned = torch.ones(1, len(labels), dtype=torch.bool, device=features.device)
     problem = _Problem(scaled, labels, classes, learned)
     problem.solve(penalty, MAX_ITERATIONS)
@@ -92,6 +96,7 @@ def cross_validate(
     penalties: Sequence[float] = PENALTIES,
     folds: int = FOLDS,
     seed: int = 0,
+    widths: Sequence[int] | None = None,
     pause: Callable[[], None] = ignore,
 ) -> CrossValidation:
     """Choose a penalty by the answers on images that were left out.
@@ -103,11 +108,12 @@ def cross_validate(
         penalties: tried in this order, the strongest first, until two in a row were worse.
         folds: parts of the images, each left out once; stratified by class.
         seed: of the division into folds.
+        widths: how many features each network has; by default all are of one.
         pause: called between two penalties; what it raises ends the search.
     """
     fold = assign_folds(labels.cpu().numpy(), folds, seed)
     left_out = torch.from_numpy(fold[None] == np.arange(fold.max() + 1)[:, None]).to(features.device)
-    components, spread = _principal_components(_standardise(features)[0], seed)
+    components, spread = _principal_components(_standardise(features, widths)[0], seed)
     problem = _Problem(components, labels, classes, ~left_out, spread)
     found: list[CrossValidation] = []
     for penalty in penalties:
@@ -141,13 +147,17 @@ def assign_folds(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
     return fold
 
 
-def _standardise(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return centred features of mean norm 1, the centre and the norm."""
+def _standardise(features: Tensor, widths: Sequence[int] | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return centred features of mean norm 1, the centre, and what each was divided by; networks have equal norms."""
     x = features.float()
     centre = x.mean(0)
     x = x - centre
-    scale = x.norm(dim=1).mean().clamp_min(1e-12)
-    return x / scale, centre, scale
+    widths = widths or (x.shape[1],)
+    norms = torch.stack([part.norm(dim=1).mean().clamp_min(1e-12) for part in x.split(list(widths), 1)])
+    scale = norms.repeat_interleave(torch.tensor(widths, device=x.device))
+    x = x / scale
+    rest = x.norm(dim=1).mean().clamp_min(1e-12)
+    return x / rest, centre, scale * rest
 
 
 def _principal_components(x: Tensor, seed: int) -> tuple[Tensor, Tensor]:

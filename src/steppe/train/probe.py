@@ -82,7 +82,7 @@ class Probe:
         if learns_from_val:
             learned = [torch.cat([a, b]) for a, b in zip(own, val, strict=True)]
             labels = torch.cat([labels, self.val.labels.to(self.device)])
-        found, head = self._solve(learned, labels)
+        found, head = self._solve(learned, labels, [one.width for one in extractors])
         self._put(head)
         seconds = time.perf_counter() - began
         judged = (found.logits, labels.cpu()) if learns_from_val else (head(val[0]).cpu(), self.val.labels)
@@ -109,13 +109,13 @@ class Probe:
         views = (False, True) if self.config.augment.flip else (False,)
         return [cache.features(split, mirrored=view).to(self.device) for view in views]
 
-    def _solve(self, views: list[Tensor], labels: Tensor) -> tuple[CrossValidation, Head]:
+    def _solve(self, views: list[Tensor], labels: Tensor, widths: list[int]) -> tuple[CrossValidation, Head]:
         """Choose the penalty on the images as they are, then learn them and their mirror images."""
         classes, given = len(self.dataset.classes), self.config.model.penalty
         penalties = PENALTIES if given is None else (given,)
         seed, pause = self.config.seed, self._stop_if_requested
-        found = cross_validate(views[0], labels, classes, penalties=penalties, seed=seed, pause=pause)
-        return found, fit_head(torch.cat(views), labels.repeat(len(views)), classes, found.penalty)
+        found = cross_validate(views[0], labels, classes, penalties=penalties, seed=seed, widths=widths, pause=pause)
+        return found, fit_head(torch.cat(views), labels.repeat(len(views)), classes, found.penalty, widths=widths)
 
     @torch.no_grad()
     def _put(self, head: Head) -> None:
