@@ -11,7 +11,7 @@ help:
 	@echo "make test-fast  the same without the slow tests"
 	@echo "make results    docs/results.md and the README's table, from results/"
 	@echo "make docs       build the documentation into site/; a broken link or name fails"
-	@echo "make torture    kills, fuzzed and hostile input, bad places, with Ray; writes docs/reliability.md (twelve minutes)"
+	@echo "make torture    kills, fuzzed and hostile input, bad places, with Ray; writes dev/reliability.md (twelve minutes)"
 	@echo "make test-long  what takes minutes: studies at smoke, searches, Ray, notebooks, the site in a browser, torture"
 
 install: $(VENV)/.installed
@@ -49,8 +49,8 @@ $(VENV)/.integrations: $(VENV)/.ray
 test-long: $(VENV)/.integrations
 	$(BIN)/python -m pytest -m long --numprocesses 2 --dist load
 
-torture: $(VENV)/.ray ## kills, fuzzed and hostile input, bad places; the counts go to docs/reliability.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m torture --out docs/reliability.md
+torture: $(VENV)/.ray ## kills, fuzzed and hostile input, bad places; the counts go to dev/reliability.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture --out dev/reliability.md
 
 test-fast: lint
 	$(BIN)/python -m pytest -m "not slow and not long" --numprocesses 2 --dist loadfile --no-loadscope-reorder

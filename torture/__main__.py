@@ -1,4 +1,4 @@
-"""`python -m torture`: run the suite, print its counts, and write docs/reliability.md."""
+"""`python -m torture`: run the suite, print its counts, and write dev/reliability.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the suite found, as text: printed, and kept in docs/reliability.md."""
+"""What the suite found, as text: printed, and kept in dev/reliability.md."""
 
 from __future__ import annotations
 

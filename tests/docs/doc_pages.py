@@ -9,7 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("studies/*/*.md"), *ROOT.glob("results/*.md")]
+    page
+    for pattern in ("*.md", "dev/*.md", "docs/**/*.md", "studies/*/*.md", "results/*.md")
+    for page in ROOT.glob(pattern)
 )
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)

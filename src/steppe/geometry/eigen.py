@@ -16,7 +16,7 @@ from torch import Tensor
 
 Multiply = Callable[[Tensor], Tensor]
 CHECKS = 3
-"""Of 600 made-up spectra one look was off by more than 1 % in 8, by up to 12 %; three in none: docs/experiments.md."""
+"""Of 600 made-up spectra one look was off by more than 1 % in 8, by up to 12 %; three in none: dev/experiments.md."""
 
 
 @dataclass(frozen=True)

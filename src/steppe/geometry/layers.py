@@ -4,7 +4,7 @@ Going back through the graph of a gradient, torch takes a dozen passes over memo
 and convolves with the batch as channels and the image as kernel, for which cuDNN has nothing fast. By hand each is a
 few products of the usual shapes and one elementwise pass. What a pass over a layer's input gives
 again (the value of a GELU or a LayerNorm, the gradient of a GELU) is not kept. What this brings, and what of it is
-measured: docs/experiments.md. On a CPU torch's own way is the faster one.
+measured: dev/experiments.md. On a CPU torch's own way is the faster one.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def vit(**options: Any) -> nn.Module:
     """A ViT for tiny images. A patch of a few pixels says little by itself, so places start as loud as contents.
 
     timm draws position embeddings with a standard deviation of 0.02: on 8×8 digits that costs this model most of its
-    first thirty epochs (docs/experiments.md).
+    first thirty epochs (dev/experiments.md).
     """
     model = VisionTransformer(weight_init="jax", **options)
     assert model.pos_embed is not None

@@ -1,7 +1,7 @@
 """Where a search begins: a table of settings that have proved themselves, each with its source.
 
 `steppe fit` tries these before it asks Optuna. A source is a folder of `results/`, a page with measured figures, a
-study of ours, or a paper's published setting. In short runs the plain optimizer leads (docs/experiments.md), so it
+study of ours, or a paper's published setting. In short runs the plain optimizer leads (dev/experiments.md), so it
 comes first; then the second gradient, as it did best at equal seconds on images that are learned by heart
 (studies/relatives): ASAM for convolutions, SAM in the last quarter of the budget for the others.
 """
@@ -54,7 +54,7 @@ STARTS: tuple[Start, ...] = (
     ),
     Start(
         *(OTHER, "adamw", 1e-3, 0.05, 0.05),
-        source="docs/experiments.md: 95.5 to 97.5 % on digits; Swin's published setting (arXiv:2103.14030)",
+        source="dev/experiments.md: 95.5 to 97.5 % on digits; Swin's published setting (arXiv:2103.14030)",
     ),
     Start(
         *(PERCEPTRON, "adamw", 1e-2, 1e-3, 0.0),
