@@ -1,4 +1,4 @@
-# Alone on the GPU, one run at a time, for times count and measuring beside training slows it fivefold (docs/experiments.md): what is
+# Alone on the GPU, one run at a time, for times count and measuring beside training slows it fivefold (dev/experiments.md): what is
 # missing of seed 0 of SAM's relatives, epochs of the five models and of accumulation timed alone, the Swin that is fine-tuned, and what is
 # missing of seed 0 of source 003 in miniature. CIFAR-100 travels first, CIFAR-10 while it is trained on. Pack first, in this order:
 #   lease.sh pack cifar100/…      lease.sh timed $(.venv/bin/python benchmarks/lease/timed.py)
