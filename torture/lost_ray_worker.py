@@ -11,7 +11,7 @@ from typing import Any
 
 from steppe.config import StudyConfig, plan
 from steppe.runs import Run
-from steppe.studies import run_study, run_study_on_ray
+from steppe.studies import run_study
 
 
 def lock_holders(lock: Path) -> list[int]:
@@ -45,11 +45,11 @@ def main(folder: Path) -> int:
 
     def kill_once(event: str, run: Any, details: Any) -> None:
         if event == "epoch" and not killed:
-            killed.extend(lock_holders(folder / "killed" / "locks" / name))
+            killed.extend(lock_holders(folder / "killed" / name / ".lock"))
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
-    failed = run_study_on_ray(study, [planned], folder / "killed", workers=2, notify=kill_once)
+    failed = run_study(study, [planned], folder / "killed", workers=2, notify=kill_once, on_ray=True)
     ray.shutdown()
     failed |= run_study(study, [planned], folder / "whole", workers=2)
     if failed or len(killed) != 1:

@@ -262,7 +262,7 @@ def what_a_search_left(folder):
         (t.params, t.state, t.value, t.intermediate_values, {k: v for k, v in t.user_attrs.items() if k != "cost"})
         for t in open_journal(folder).get_trials()
     ]
-    about = {k: v for k, v in read_json(folder / "fit.json").items() if not k.endswith("_s")}
+    about = {k: v for k, v in read_json(folder / "fit.json").items() if k != "moments" and not k.endswith("_s")}
     runs = [Run(path.parent) for path in sorted(folder.glob("*/config.toml")) if not path.parent.is_symlink()]
     weights = {run.id: run.weights.read_bytes() for run in runs if run.finished}
     records = {run.id: [record["val_loss"] for record in run.metrics()] for run in runs}

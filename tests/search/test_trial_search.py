@@ -19,20 +19,20 @@ from steppe import data
 from steppe.config import DataConfig, RunConfig
 from steppe.data import Split
 from steppe.errors import ConfigError, RunError
+from steppe.jobs import Job
 from steppe.report import write_report
 from steppe.report.record import read_record
 from steppe.runs import Run, create_run, read_json
 from steppe.search import space
 from steppe.search.budget import Budget, parse_budget, parse_seconds
 from steppe.search.chosen import evaluate_chosen
-from steppe.search.executor import Job, reporter
 from steppe.search.fitting import Wanted
 from steppe.search.journal import begin_trial, choose, interrupted_trials, open_journal, to_promote
 from steppe.search.observer import SearchObserver
 from steppe.search.pareto import explain, tabulate, write_fronts
 from steppe.search.space import Space, find_models, recommended, suggest, to_config
 from steppe.search.starts import STARTS
-from steppe.search.trial import VAL_EXAMPLES, Outcome, run_trial
+from steppe.search.trial import VAL_EXAMPLES, Outcome, TrialSettings, make_trial, reporter, run_trial
 from steppe.search.trial_search import Search
 from steppe.train import train
 
@@ -209,9 +209,9 @@ def test_a_mark_told_before_a_kill_is_asked_about_again(tmp_path):
         trial.report(0.9, 3)
         study.tell(trial, 0.9)
     trial = begin_trial(study, choose(study, space, 0, None), {"rung": 0})
-    job = Job(RunConfig(), 9, trial._trial_id)
-    assert reporter(study, job)(0.31, 0.1), "behind the others"
-    assert reporter(open_journal(tmp_path), job)(0.31, 0.1), "killed before that was noted: it is still behind"
+    settings = TrialSettings(DataConfig(), trial._trial_id)
+    assert reporter(study, settings)(0.31, 0.1), "behind the others"
+    assert reporter(open_journal(tmp_path), settings)(0.31, 0.1), "killed before that was noted: it is still behind"
 
 
 def test_a_trial_is_given_up_or_stopped_and_says_why(tmp_path):
@@ -388,7 +388,7 @@ def test_a_trial_is_shown_with_its_accuracy_and_not_with_its_score(tmp_path):
     search = Search(wanted, Budget(600), tmp_path, digits, torch.device("cpu"), None, heard, time.monotonic())
     trial = search._next_trial()
     config = search._config(trial.params, 1.0)
-    job = Job(config, 9.0, trial._trial_id, rung=0)
+    job = Job(config, tmp_path / config.run_id, make_trial, TrialSettings(DataConfig(**DIGITS), trial._trial_id))
     search._end(trial, job, Outcome("complete", 0.9912, 1.0, val_accuracy=0.993))
     assert "99.3% validation" in heard.lines[-1]
     assert heard.lines[-1].startswith("[1] mlp_8")

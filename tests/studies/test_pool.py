@@ -13,10 +13,10 @@ from small_study import make_study
 
 from steppe.config import ModelConfig, plan
 from steppe.errors import Interrupted
+from steppe.jobs.slots import device_of_worker, threads_for
 from steppe.models import build
 from steppe.runs import Run
 from steppe.studies import estimate_runs, execute, find_study, list_studies, run_study
-from steppe.studies.pool import device_of_slot, threads_for
 
 
 def test_runs_are_made_once_and_measured(tmp_path):
@@ -106,7 +106,7 @@ def is_worker(pid: int) -> bool:
             parent = int(file.read().rsplit(")", 1)[1].split()[1])
     except OSError:
         return False
-    return b"steppe.studies.worker" in words and parent == os.getpid()
+    return b"steppe.jobs.worker" in words and parent == os.getpid()
 
 
 def test_ctrl_c_stops_every_worker_and_the_study_goes_on(tmp_path):
@@ -212,16 +212,16 @@ def test_quickstart_is_what_its_page_says():
 
 
 def test_gpus_are_shared_out_to_the_slots():
-    assert [device_of_slot(None, n, 3) for n in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
-    assert [device_of_slot("cuda", n, 2) for n in range(2)] == ["cuda:0", "cuda:1"]
-    assert device_of_slot("cuda:1", 0, 4) == "cuda:1"
-    assert device_of_slot("cpu", 1, 4) == "cpu"
-    assert device_of_slot(None, 1, 1) is None
-    assert device_of_slot(None, 1, 0) is None
+    assert [device_of_worker(None, n, 3) for n in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
+    assert [device_of_worker("cuda", n, 2) for n in range(2)] == ["cuda:0", "cuda:1"]
+    assert device_of_worker("cuda:1", 0, 4) == "cuda:1"
+    assert device_of_worker("cpu", 1, 4) == "cpu"
+    assert device_of_worker(None, 1, 1) is None
+    assert device_of_worker(None, 1, 0) is None
 
 
 def test_threads_are_a_share_of_the_cores_and_no_more_than_asked(monkeypatch):
-    monkeypatch.setattr("steppe.studies.pool.available_cores", lambda: 8)
+    monkeypatch.setattr("steppe.jobs.slots.available_cores", lambda: 8)
     for asked, workers, threads in (("", 2, 4), ("3", 2, 3), ("16", 2, 4), ("0", 2, 1), ("many", 4, 2), ("", 16, 1)):
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         assert threads_for(workers) == threads

@@ -19,17 +19,17 @@ from lock_holders import lock_holders
 from small_study import make_study
 
 from steppe.config import plan
-from steppe.errors import ConfigError, Interrupted, RunError
+from steppe.errors import ConfigError, Interrupted
+from steppe.jobs.travel import SCRATCH
 from steppe.runs import Run, read_json
-from steppe.studies import run_study, run_study_on_ray
-from steppe.studies.away import SCRATCH
+from steppe.studies import run_study
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     study = make_study()
     with pytest.raises(ConfigError, match="not installed") as caught:
-        run_study_on_ray(study, plan(study), tmp_path)
+        run_study(study, plan(study), tmp_path, on_ray=True)
     assert "steppe[ray]" in caught.value.mend
 
 
@@ -48,7 +48,7 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(tmp_path):
     study = make_study()
     began = time.monotonic()
     with pytest.raises(ConfigError, match="does not answer"):
-        run_study_on_ray(study, plan(study), tmp_path / "s", address="127.0.0.1:1")
+        run_study(study, plan(study), tmp_path / "s", address="127.0.0.1:1", on_ray=True)
     assert time.monotonic() - began < 20
     assert not (tmp_path / "s").exists()
 
@@ -66,25 +66,28 @@ def test_a_cluster_that_refuses_is_not_said_to_be_missing(tmp_path, monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(ConfigError, match="does not answer") as caught:
-            run_study_on_ray(study, plan(study), tmp_path / "s", address=address)
+            run_study(study, plan(study), tmp_path / "s", address=address, on_ray=True)
         assert "RAY_AUTH_MODE=token" in caught.value.mend
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         with pytest.raises(ConfigError, match="does not answer") as caught:
-            run_study_on_ray(study, plan(study), tmp_path / "s", address=address)
+            run_study(study, plan(study), tmp_path / "s", address=address, on_ray=True)
         assert "ray start --head" in caught.value.mend
 
 
 @pytest.fixture
 def unseen(cluster, monkeypatch):
-    """The marker is hidden from the workers; they bring things home more often than usual."""
+    """Workers do not find the marker; they send files home more often than usual."""
+    from steppe.jobs import ray as module
 
-    def make_run(job, needed, home):  # inside of a function, so that it travels by value
-        from steppe.studies import away, ray
+    class Blind(module.Worker):  # inside of a function, so that it travels by value
+        def get_ready(self):
+            from steppe.jobs import travel
 
-        away.LEAST_S = 0.2
-        return ray.make_run({**job, "marker": ("/nowhere", "")}, needed, home)
+            travel.LEAST_S = 0.2
+            host, _ = super().get_ready()
+            return host, False
 
-    monkeypatch.setattr("steppe.studies.ray.make_run", make_run)
+    monkeypatch.setattr(module, "Worker", Blind)
     return cluster
 
 
@@ -112,7 +115,7 @@ def test_ray_gives_what_processes_give_and_nothing_twice(cluster, tmp_path):
     def notify(event, run, details):
         events.append((event, run.labels["how"]))
 
-    assert run_study_on_ray(study, planned, tmp_path / "ray", workers=2, notify=notify) == {}
+    assert run_study(study, planned, tmp_path / "ray", workers=2, notify=notify, on_ray=True) == {}
     assert {e for e in events if e[0] in ("start", "done")} == {
         (event, how) for event in ("start", "done") for how in ("base", "sam")
     }
@@ -124,7 +127,7 @@ def test_ray_gives_what_processes_give_and_nothing_twice(cluster, tmp_path):
         assert there.read("geometry.json") == here.read("geometry.json")
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "ray").glob("*/*.json")}
     events.clear()
-    run_study_on_ray(study, planned, tmp_path / "ray", workers=2, notify=notify)
+    run_study(study, planned, tmp_path / "ray", workers=2, notify=notify, on_ray=True)
     assert sorted(events) == [("kept", "base"), ("kept", "sam")]
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "ray").glob("*/*.json")} == stamps
 
@@ -138,11 +141,11 @@ def test_a_killed_worker_costs_its_run_only_what_came_after_the_checkpoint(clust
 
     def kill_once(event, run, details):
         if event == "epoch" and not killed:
-            killed.extend(lock_holders(tmp_path / "killed" / "locks" / run_id))
+            killed.extend(lock_holders(tmp_path / "killed" / run_id / ".lock"))
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
-    assert run_study_on_ray(study, [planned], tmp_path / "killed", workers=2, notify=kill_once) == {}
+    assert run_study(study, [planned], tmp_path / "killed", workers=2, notify=kill_once, on_ray=True) == {}
     assert len(killed) == 1
     assert run_study(study, [planned], tmp_path / "whole", workers=2) == {}
     run, whole = Run(tmp_path / "killed" / run_id), Run(tmp_path / "whole" / run_id)
@@ -150,39 +153,6 @@ def test_a_killed_worker_costs_its_run_only_what_came_after_the_checkpoint(clust
     assert run.weights.read_bytes() == whole.weights.read_bytes()
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
     assert len(lines) <= 13, "at most the epoch after the last checkpoint was made again"
-
-
-@pytest.mark.long
-def test_large_files_travel_in_pieces_and_hostile_names_are_refused(cluster, tmp_path):
-    from steppe.runs.home import CHUNK, Home, left_marker
-    from steppe.studies.away import AwayRun
-
-    for folder in ("home", "first", "second"):
-        (tmp_path / folder).mkdir()
-    with left_marker(tmp_path / "home") as marker:
-        home = cluster.remote(Home).options(num_cpus=0).remote(str(tmp_path / "home"), marker, ["r"])
-        content = os.urandom(2 * CHUNK) + b"rest"
-        with AwayRun(home, tmp_path / "first" / "r") as run:
-            (run.path / "deep").mkdir(parents=True)
-            (run.path / "large").write_bytes(content)
-            (run.path / "deep" / "small").write_bytes(b"")
-            run.bring()
-            for name in ("../../x", "/tmp/x", ".lock"):
-                with pytest.raises(RunError, match="not the name of a file"):
-                    run._tell("add", name, 0, b"x")
-                with pytest.raises(RunError, match="not the name of a file"):
-                    run._ask("read", "r", name, 0)
-            with pytest.raises(RunError, match="has no run"):
-                run.fetch("..")
-        with AwayRun(home, tmp_path / "second" / "r") as run:
-            run.fetch()
-            (run.path / "deep" / "small").unlink()
-            stamp = (tmp_path / "home" / "r" / "large").stat().st_mtime_ns
-            run.bring()
-        cluster.kill(home)
-    assert (tmp_path / "second" / "r" / "large").read_bytes() == content
-    assert (tmp_path / "home" / "r" / "large").stat().st_mtime_ns == stamp, "only what has changed travels"
-    assert not (tmp_path / "home" / "r" / "deep" / "small").exists()
 
 
 @pytest.mark.long
@@ -197,7 +167,7 @@ def test_results_come_home_from_where_the_folder_is_not_seen(unseen, tmp_path):
     def notify(event, run, details):
         events.append((event, run.config.run_id))
 
-    assert run_study_on_ray(study, planned, tmp_path / "away", workers=2, notify=notify) == {}
+    assert run_study(study, planned, tmp_path / "away", workers=2, notify=notify, on_ray=True) == {}
     assert run_study(study, planned, tmp_path / "here", workers=2) == {}
     for p in planned:
         name = p.config.run_id
@@ -208,7 +178,7 @@ def test_results_come_home_from_where_the_folder_is_not_seen(unseen, tmp_path):
     ours = {"study.json", "locks", ".lock", *(p.config.run_id for p in planned)}
     assert {p.name for p in (tmp_path / "away").iterdir()} == ours
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "away").glob("*/*.json")}
-    run_study_on_ray(study, planned, tmp_path / "away", workers=2)
+    run_study(study, planned, tmp_path / "away", workers=2, on_ray=True)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "away").glob("*/*.json")} == stamps
 
 
@@ -221,14 +191,14 @@ def test_a_killed_worker_goes_on_from_what_came_home(unseen, tmp_path):
     at_home = []
 
     def kill_once(event, run, details):
-        if event == "epoch" and not killed:
+        if event == "epoch" and not killed and (tmp_path / "away" / run_id / "checkpoint.safetensors").exists():
             (scratch,) = scratch_folders(run_id)
             killed.extend(lock_holders(scratch / ".lock"))
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
             at_home.extend(Run(tmp_path / "away" / run_id).metrics())
 
-    assert run_study_on_ray(study, [planned], tmp_path / "away", workers=2, notify=kill_once) == {}
+    assert run_study(study, [planned], tmp_path / "away", workers=2, notify=kill_once, on_ray=True) == {}
     assert len(killed) == 1
     assert run_study(study, [planned], tmp_path / "here", workers=2) == {}
     run = Run(tmp_path / "away" / run_id)
@@ -250,7 +220,7 @@ def test_a_process_at_home_and_workers_elsewhere_make_nothing_twice(unseen, tmp_
         if event == "start" and not at_home.ident:
             at_home.start()
 
-    assert run_study_on_ray(study, planned, tmp_path, workers=2, notify=notify) == {}
+    assert run_study(study, planned, tmp_path, workers=2, notify=notify, on_ray=True) == {}
     at_home.join(120)
     assert failed == [{}]
     for p in planned:
@@ -266,11 +236,11 @@ def test_what_ctrl_c_stops_elsewhere_can_go_on_at_home(unseen, tmp_path):
     run_id = planned.config.run_id
 
     def stop(event, run, details):
-        if event == "epoch":
+        if event == "epoch" and details["epoch"] == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted, match="1 of 1 runs to go"):
-        run_study_on_ray(study, [planned], tmp_path / "away", workers=2, notify=stop)
+        run_study(study, [planned], tmp_path / "away", workers=2, notify=stop, on_ray=True)
     assert (tmp_path / "away" / run_id / "checkpoint.safetensors").exists()
     begun = Run(tmp_path / "away" / run_id).metrics()
     for folder in ("away", "here"):
@@ -285,7 +255,7 @@ def test_what_ctrl_c_stops_elsewhere_can_go_on_at_home(unseen, tmp_path):
 def test_failures_elsewhere_are_told_with_their_folder_at_home(unseen, tmp_path):
     study = make_study(axes={}, base={"optimizer": {"lr": 1e30}, "model": {"name": "resnet_tiny"}})
     (planned,) = plan(study)
-    failed = run_study_on_ray(study, [planned], tmp_path, workers=2)
+    failed = run_study(study, [planned], tmp_path, workers=2, on_ray=True)
     assert "no longer a finite number" in failed[planned.config.run_id]
     assert str(tmp_path / planned.config.run_id) in failed[planned.config.run_id]
     assert f"on:    {socket.gethostname()}" in failed[planned.config.run_id]
@@ -299,7 +269,7 @@ def test_failures_are_told_and_what_needs_them_fails_too(cluster, tmp_path):
         axes={"how": {"full": {"model": {"mode": "finetune", "weights": "run:begin"}}, "good": {}}},
     )
     planned = plan(study)
-    failed = run_study_on_ray(study, planned, tmp_path, workers=2)
+    failed = run_study(study, planned, tmp_path, workers=2, on_ray=True)
     by_label = {next(iter(p.labels.values())): p.config.run_id for p in planned}
     assert set(failed) == {by_label["begin"], by_label["full"]}
     assert "no longer a finite number" in failed[by_label["begin"]]
@@ -324,7 +294,7 @@ def test_ctrl_c_keeps_every_run(cluster, tmp_path):
 
     threading.Thread(target=press).start()
     with pytest.raises(Interrupted, match="2 of 2 runs to go"):
-        run_study_on_ray(study, planned, tmp_path, workers=2, notify=notify)
+        run_study(study, planned, tmp_path, workers=2, notify=notify, on_ray=True)
     time.sleep(0.5)
-    assert not [pid for p in planned for pid in lock_holders(tmp_path / "locks" / p.config.run_id)]
+    assert not [pid for p in planned for pid in lock_holders(tmp_path / p.config.run_id / ".lock")]
     assert any((tmp_path / p.config.run_id / "checkpoint.safetensors").exists() for p in planned)

@@ -15,7 +15,7 @@ from steppe.config import StudyConfig, plan
 from steppe.errors import Busy
 from steppe.runs import Run, locked, read_json
 from steppe.studies import run_study
-from steppe.studies.sharing import seed_by_seed
+from steppe.studies.run_queue import seed_by_seed
 
 PROCESS = """
 import json, sys, time
@@ -105,7 +105,7 @@ def test_a_lock_that_is_held_is_told(tmp_path):
 
 @pytest.mark.long
 def test_threads_of_a_run_are_settled_with_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("steppe.studies.pool.available_cores", lambda: 2)
+    monkeypatch.setattr("steppe.jobs.slots.available_cores", lambda: 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     study = make_study()
     planned = plan(study)

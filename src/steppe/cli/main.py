@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import signal
 import sys
 import time
 from typing import Annotated, NoReturn
@@ -28,6 +27,7 @@ from steppe.cli.symmetry import symmetry
 from steppe.cli.train import train
 from steppe.cli.versus import compare
 from steppe.errors import Interrupted, SteppeError, ran_out_of_memory
+from steppe.signals import handle_stops
 
 app = typer.Typer(
     cls=Group,
@@ -68,7 +68,11 @@ def options(
 def main(argv: list[str] | None = None) -> None:
     """Run the command line: errors meant for the user exit with code 2, an interruption with 130."""
     write_any_text()
-    before = {kind: signal.signal(kind, _stop) for kind in (signal.SIGINT, signal.SIGTERM)}
+    with handle_stops(_stop):
+        _run(argv)
+
+
+def _run(argv: list[str] | None) -> None:
     try:
         app(args=argv, prog_name="steppe")  # also for `python -m steppe`, which would complete the word "python"
     except SteppeError as error:
@@ -80,12 +84,9 @@ def main(argv: list[str] | None = None) -> None:
         if not ran_out_of_memory(error):
             raise
         _complain("the memory ran out\n  mend:  try a smaller batch_size or image_size, or another model")
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
-def _stop(number: int, frame: object) -> None:
+def _stop() -> None:
     """Ctrl-C outside training, where nothing has to be kept."""
     errors.print("stopped; nothing is lost: run the same command again to go on")
     raise KeyboardInterrupt

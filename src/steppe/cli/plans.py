@@ -57,7 +57,8 @@ def print_estimate(
         workers: runs at a time.
         json: print JSON instead of a table.
     """
-    from steppe.studies import Estimate, estimate_runs, is_complete, threads_for
+    from steppe.jobs import threads_for
+    from steppe.studies import Estimate, estimate_runs, is_complete
 
     todo = [p for p in planned if not is_complete(folder, p, study)]
     found = estimate_runs(todo, data_root=data_root, device=device, threads=threads_for(workers))

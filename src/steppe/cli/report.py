@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import webbrowser
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import typer
 
 from steppe.cli.show import ForceOption, JsonOption, console, errors, print_json
 from steppe.errors import ConfigError, RunError
+from steppe.signals import handle_stops
 
 
 def report(
@@ -75,22 +75,22 @@ def _serve(folders: Sequence[Path], title: str | None, port: int, open_browser: 
 
     server = open_server(folders, lambda version, bare: _render(folders, title, version, bare), port)
     stop = threading.Event()
-    before = {kind: signal.signal(kind, lambda *_: stop.set()) for kind in (signal.SIGINT, signal.SIGTERM)}
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
-    thread.start()
-    try:
-        where = ", ".join(map(str, folders))
-        console.print(f"serving {address_of(server)}  (watching {where}; Ctrl-C ends it)", markup=False, soft_wrap=True)
-        if open_browser:
-            webbrowser.open(address_of(server))
-        while not stop.wait(0.2):
-            pass
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+    with handle_stops(stop.set):
+        thread.start()
+        try:
+            where = ", ".join(map(str, folders))
+            console.print(
+                f"serving {address_of(server)}  (watching {where}; Ctrl-C ends it)", markup=False, soft_wrap=True
+            )
+            if open_browser:
+                webbrowser.open(address_of(server))
+            while not stop.wait(0.2):
+                pass
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(5)
     console.print("stopped serving; nothing was written")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -192,15 +191,13 @@ def run(
     chosen = choose(planned, only or ())
     from steppe.cli.figures import write_attention_sheets
     from steppe.data import Keeping
+    from steppe.jobs import default_workers, threads_for
     from steppe.report import print_table, row_values, summarise, write_report
     from steppe.studies import (
         check_study,
-        default_workers,
         known_threads,
         read_published,
         run_study,
-        run_study_on_ray,
-        threads_for,
     )
     from steppe.train import pick_device
 
@@ -222,8 +219,7 @@ def run(
         console.print(f"each run computes with {settled} thread(s), as this folder was begun", soft_wrap=True)
     keeping = Keeping(keep.value, gibibytes(memory_limit), cache, readers, resident)
     with progress_bar() as bar:
-        make = partial(run_study_on_ray, address=address) if on is Place.ray else run_study
-        failed = make(
+        failed = run_study(
             study,
             planned,
             folder,
@@ -234,6 +230,8 @@ def run(
             keeping=keeping,
             track=track or (),
             chosen=chosen,
+            on_ray=on is Place.ray,
+            address=address,
         )
     runs = [Run(folder / p.config.run_id) for p in planned if (folder / p.config.run_id / "config.toml").exists()]
     if not runs:

@@ -77,7 +77,7 @@ def _put_first(temporary: str, path: Path) -> bool:
 
 
 MARKER = ".seen-"
-"""How the names of markers begin: see `steppe.runs.home`."""
+"""How the names of markers begin: see `steppe.jobs.ray`."""
 LEFTOVERS = ".*.tmp"
 """What a killed `write_atomically` leaves."""
 BEGINNINGS = (".lock", "locks", f"{MARKER}*", LEFTOVERS)

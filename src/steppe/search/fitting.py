@@ -26,6 +26,7 @@ from steppe import data
 from steppe.config import DataConfig, Pretrained, parse
 from steppe.data import Keeping
 from steppe.errors import ConfigError, Interrupted, RunError
+from steppe.jobs import RayWorkers
 from steppe.runs import holds_others, locked
 from steppe.search.backbones import find_backbones, holds_photographs
 from steppe.search.budget import Budget, Clock, is_over, open_clock, read_about
@@ -36,7 +37,7 @@ from steppe.search.pretrained_search import PRETRAINED_KIND, PretrainedSearch
 from steppe.search.probe_search import IMAGE_SIZES, LEAST_SIZE, suits_pretrained
 from steppe.search.space import Wanted
 from steppe.search.trial_search import Search
-from steppe.train import pick_device
+from steppe.train import available_cores, pick_device
 
 START_S = 10.0
 """What Ray takes at the least to start and to have a worker ready."""
@@ -132,29 +133,21 @@ def fit(
             )
             return _run_pretrained(search)
         import_optuna()
-        executor = None
+        executor, running = None, opened.enter_context(ExitStack())
+        root = str(Path(data_root).absolute()) if data_root else None
         if on_ray and _has_work(budget, about, began):
-            from steppe.search.ray_trials import RayTrials
-
-            executor = RayTrials(
-                folder,
-                address=address,
-                data_config=config,
-                data_root=data_root,
-                keeping=keeping,
-                device=device,
-            )
-            opened.callback(executor.close)
+            images = config, root, keeping or Keeping()
+            executor = RayWorkers(folder, 1, available_cores(), address=address, device=device, images=images)
+            running.enter_context(executor)
             opened.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(executor.place.threads)  # so that what is timed and forecast here holds there
+            torch.set_num_threads(1)  # so that what is timed and forecast here holds there
         settled = replace(wanted, data=config)
-        trials = Search(settled, budget, folder, dataset, place, keeping, observer, began, executor, about)
+        trials = Search(settled, budget, folder, dataset, place, keeping, observer, began, executor, about, root)
         try:
             if not trials.over:
                 trials.try_out()
                 trials.train_winner()
-            if executor:
-                executor.close()  # Ctrl-C is ours again, and what follows may have its processors
+            running.close()  # what follows may have the workers' processors
             return trials.conclude()
         except (Interrupted, KeyboardInterrupt):
             trials.clock.beat(now=True)

@@ -8,22 +8,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from steppe import cost, models
-from steppe.config import ModelConfig, RunConfig
+from steppe.config import DataConfig, ModelConfig, RunConfig
 from steppe.data import Dataset, Keeping
 from steppe.errors import Interrupted, SteppeError
+from steppe.jobs import Job, Link
 from steppe.runs import Observer, Run
+from steppe.search.journal import join_journal
 from steppe.studies.costs import describe_training
 from steppe.train import train
+
+if TYPE_CHECKING:
+    import optuna
 
 State = Literal["complete", "pruned", "late", "failed"]
 
 VAL_EXAMPLES = 1000
 """Trials are compared by about so many validation images at most, and see no others: evaluating is not learning."""
+
+MARKS = 10
+"""Trials are compared at each of so many parts of their budget, from the third on."""
 
 Report = Callable[[float, float], bool]
 """Told the share of the budget spent and the score so far; True gives the trial up."""
@@ -67,6 +75,86 @@ def score_of(record: dict[str, Any]) -> float:
     return float(record["val_accuracy"]) - 1e-3 * min(float(record["val_loss"]), 10.0)
 
 
+@dataclass(frozen=True)
+class TrialSettings:
+    """What the job of a trial needs beside its configuration.
+
+    Args:
+        data: the images.
+        trial: Optuna's id of the trial; None for the winner's final training, which is not given up.
+        rung: of the trial.
+        captured: on CUDA, record the step as a graph.
+        study: Optuna's, in the process of the search; another process joins the journal.
+    """
+
+    data: DataConfig
+    trial: int | None = None
+    rung: int = 0
+    captured: bool = False
+    study: optuna.Study | None = None
+
+
+def make_trial(job: Job, link: Link) -> Outcome:
+    """Make a trial, in any process.
+
+    Args:
+        job: with `TrialSettings`; its folder lies in that of the search, beside the journal.
+        link: asks for a stop.
+
+    Raises:
+        Interrupted: the run was stopped, and can go on.
+    """
+    settings: TrialSettings = job.settings
+    report = None
+    if settings.trial is not None:
+        report = reporter(settings.study or _joined(job.folder.parent), settings)
+    return run_trial(
+        job.config,
+        link.load(settings.data, job),
+        job.folder,
+        allowed_s=job.allowed_s,
+        device=job.device,
+        captured=settings.captured,
+        keeping=job.keeping,
+        report=report,
+        beat=link.beat,
+        stop=link.stop,
+    )
+
+
+def _joined(folder: Path) -> optuna.Study:
+    """Open a search's journal once in a process."""
+    return _joined_once(folder, (folder / "optuna.journal").stat().st_ino)
+
+
+@lru_cache(maxsize=1)
+def _joined_once(folder: Path, inode: int) -> optuna.Study:
+    return join_journal(folder)
+
+
+def reporter(study: optuna.Study, settings: TrialSettings) -> Report | None:
+    """Return what tells Optuna how a trial goes, and asks whether to go on. Each rung has marks of its own."""
+    if settings.trial is None:
+        return None
+    import optuna
+
+    trial = optuna.Trial(study, settings.trial)
+    before = set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)  # told by an earlier session
+    told: set[int] = set()
+
+    def report(share: float, score: float) -> bool:
+        mark = int(share * MARKS)
+        if mark < 3 or mark in told:
+            return False
+        told.add(mark)
+        step = settings.rung * (MARKS + 1) + mark
+        if step not in before:
+            trial.report(score, step)
+        return trial.should_prune()
+
+    return report
+
+
 def run_trial(
     config: RunConfig,
     dataset: Dataset,
@@ -77,7 +165,7 @@ def run_trial(
     captured: bool = False,
     keeping: Keeping | None = None,
     report: Report | None = None,
-    beat: Callable[[], None] = lambda: None,
+    beat: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
     val_examples: int | None = None,
 ) -> Outcome:
@@ -153,7 +241,7 @@ def _last_epoch(folder: Path) -> dict[str, Any]:
 class _Watch(Observer):
     """Sees to it that a trial does not outstay its time, and measures what its time went to."""
 
-    def __init__(self, config: RunConfig, deadline: float, report: Report | None, beat: Callable[[], None]) -> None:
+    def __init__(self, config: RunConfig, deadline: float, report: Report | None, beat: Callable[[], object]) -> None:
         self.budget, self.deadline, self.report, self.beat = config.budget, deadline, report, beat
         self.loop_began = 0.0
         self.loop_s = 0.0

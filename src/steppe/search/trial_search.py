@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,12 @@ import torch
 from steppe.config import MeasureConfig, RunConfig
 from steppe.data import Dataset, Keeping, check_unchanged
 from steppe.errors import ConfigError, RunError
+from steppe.jobs import ENDS, Event, Executor, Here, Job
 from steppe.runs import Run
 from steppe.runs.answers import ANSWERS
 from steppe.search.account import SEARCH_SHARE, Account
 from steppe.search.budget import Budget, is_over, open_clock
 from steppe.search.chosen import count_images, evaluate_chosen, time_forward
-from steppe.search.executor import Executor, Here, Job
 from steppe.search.journal import (
     FACTOR,
     begin_trial,
@@ -40,7 +41,7 @@ from steppe.search.space import (
     recommended,
     to_config,
 )
-from steppe.search.trial import Outcome
+from steppe.search.trial import Outcome, TrialSettings, make_trial
 from steppe.studies.pipeline import add_measures
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Search:
         began: float,
         executor: Executor | None = None,
         about: dict[str, Any] | None = None,
+        data_root: str | None = None,
     ) -> None:
         self.wanted, self.folder, self.dataset = wanted, folder, dataset
         self.device, self.observer = device, observer
@@ -97,7 +99,9 @@ class Search:
         self.study = open_journal(folder)
         if earlier and not budget.timed:
             self.about["finals_epochs"] = self.about.get("finals_epochs", 0.0) + self._epochs_of_final(earlier)
-        self.executor = executor or Here(self.study, dataset, folder, str(device), keeping)
+        self.executor = executor or Here(dataset)
+        self._data_root, self._keeping = data_root, keeping or Keeping()
+        self._began: dict[str, float] = {}
         self.clock.beat(now=True)
         self._timed: dict[str, float] = {}
 
@@ -177,9 +181,8 @@ class Search:
                 self._begin(trial)
             if not running:
                 return
-            for job, outcome in self.executor.wait(self.clock.beat):
-                assert job.trial is not None
-                self._end(running.pop(job.trial), job, outcome)
+            for event in self._ends():
+                self._end(running.pop(event.job.settings.trial), event.job, self._outcome(event))
 
     def _has_room(self, spent_at_most: float) -> bool:
         """Whether another run can be begun, now or before so much is spent."""
@@ -224,7 +227,28 @@ class Search:
         config = self._config(trial.params, self.account.length_of(rung))
         self._tell_start(config)
         allowed_s = self.account.allowed_s(self.budget.amount - self.account.reserve)
-        self.executor.submit(Job(config, allowed_s, trial._trial_id, rung))
+        study = self.study if isinstance(self.executor, Here) else None
+        self._submit(config, allowed_s, TrialSettings(self.wanted.data, trial._trial_id, rung, study=study))
+
+    def _submit(self, config: RunConfig, allowed_s: float, settings: TrialSettings) -> None:
+        place = str(self.device), self._data_root, self._keeping
+        self._began[config.run_id] = time.monotonic()
+        self.executor.submit(Job(config, self.folder / config.run_id, make_trial, settings, *place, allowed_s))
+
+    def _ends(self) -> list[Event]:
+        """Wait a moment for jobs that end."""
+        return [event for event in self.executor.wait(self.clock.beat) if event.name in ENDS]
+
+    def _outcome(self, event: Event) -> Outcome:
+        """Return how a job ended; what handing it out took is a fixed cost of it."""
+        wall_s = time.monotonic() - self._began[event.job.folder.name]
+        if event.name != "done":
+            late = event.name == "stopped" or wall_s > event.job.allowed_s
+            return Outcome("late" if late else "failed", None, wall_s, reason=str(event.details or ""))
+        outcome: Outcome = event.details
+        if outcome.factor is None:
+            return outcome
+        return replace(outcome, wall_s=wall_s, fixed_s=outcome.fixed_s + max(0.0, wall_s - outcome.wall_s))
 
     def _end(self, trial: optuna.Trial, job: Job, outcome: Outcome) -> None:
         """Tell Optuna how a trial ended, and keep what it cost beside its result."""
@@ -239,8 +263,8 @@ class Search:
         states = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
         state = states.get(outcome.state, optuna.trial.TrialState.FAIL)
         self.study.tell(trial, outcome.score if state == optuna.trial.TrialState.COMPLETE else None, state)
-        self.clock.beat(now=True)
         self._tell_end(job.config, outcome)
+        self.clock.beat(now=True)
 
     # -- the winner ---------------------------------------------------------------------------------------------
 
@@ -271,9 +295,12 @@ class Search:
         self._tell_start(config, final=True)
         after_s = self._fixed_s(config.model.name) + self._evaluate_s(self._trials()[final["trial"]])
         allowed_s = self.account.allowed_s(1.02 * self.budget.amount - after_s)
-        self.executor.submit(Job(config, allowed_s, captured=self._captured(final[self.budget.unit])))
-        for _, outcome in self.executor.wait(self.clock.beat):
-            self._tell_end(config, outcome)
+        captured = self._captured(final[self.budget.unit])
+        self._submit(config, allowed_s, TrialSettings(self.wanted.data, captured=captured))
+        self.executor.dismiss()
+        while not (ended := self._ends()):
+            pass
+        self._tell_end(config, self._outcome(ended[0]))
 
     def _winner(self) -> optuna.trial.FrozenTrial | None:
         """The best of the highest rung that any trial completed."""

@@ -4,11 +4,11 @@ from steppe.config.shipped import list_studies
 from steppe.studies.compare import Cell, JudgedClaim, StudyComparison, compare_study, write_comparison
 from steppe.studies.costs import Images, add_cost, describe_price, measure_cost
 from steppe.studies.estimate import Estimate, estimate_runs
+from steppe.studies.execution import run_study
 from steppe.studies.library import check_study, find_study
 from steppe.studies.pipeline import add_measures, execute
-from steppe.studies.pool import default_workers, describe, is_complete, known_threads, run_study, threads_for
 from steppe.studies.published import Published, read_published
-from steppe.studies.ray import run_study_on_ray
+from steppe.studies.study_folder import describe, is_complete, known_threads
 from steppe.studies.subjects import load_model
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "add_measures",
     "check_study",
     "compare_study",
-    "default_workers",
     "describe",
     "describe_price",
     "estimate_runs",
@@ -35,7 +34,5 @@ __all__ = [
     "measure_cost",
     "read_published",
     "run_study",
-    "run_study_on_ray",
-    "threads_for",
     "write_comparison",
 ]

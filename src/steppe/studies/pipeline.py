@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -88,8 +89,12 @@ def execute_on(
     keeping: Keeping | None = None,
     sharded: bool = False,
     phases: Phases | None = None,
+    stop: threading.Event | None = None,
 ) -> Run:
-    """As `execute`, on a data set that is loaded already. Weights `run:ID` are those of a run beside this one."""
+    """As `execute`, on a data set that is loaded already. Weights `run:ID` are those of a run beside this one.
+
+    `stop` asks for the training to be stopped and kept, as Ctrl-C does.
+    """
     folder = Path(out) if out else Path("runs") / config.run_id
     phases = phases or Phases()
     with models.runs_beside(folder.absolute().parent), use_data_root(data_root):
@@ -102,6 +107,7 @@ def execute_on(
             observer=Several([phases, *([observer] if observer else [])]),
             keeping=keeping,
             sharded=sharded,
+            stop=stop,
         )
     if leads():
         saved = partial(observer.saved, run) if observer else ignore

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from signal import SIGINT, SIGTERM, Signals, signal
 from typing import Any, Self
 
 import torch
@@ -20,6 +19,7 @@ from steppe.data import Dataset, Keeping, as_learned, check_unchanged
 from steppe.errors import ConfigError, Interrupted, RunError, TrainingError, ran_out_of_memory
 from steppe.models.weights import say_once
 from steppe.runs import Observer, Run, Several, Status, create_run
+from steppe.signals import handle_stops
 from steppe.train.distributed import Ranks, SilentRun, join
 from steppe.train.environment import describe_environment, pick_device
 from steppe.train.loop import Training
@@ -289,21 +289,11 @@ def _check_weights(run: Run, config: RunConfig) -> None:
 def _stop_requests(stop: threading.Event | None = None) -> Iterator[threading.Event]:
     """Turn the first Ctrl-C or SIGTERM into a request that is met after the step; a second one is obeyed at once."""
     stop = stop or threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before: dict[Signals, Any] = {}
 
-    def request(number: int, frame: object) -> None:
+    def request() -> None:
         stop.set()
         with suppress(OSError):  # not by print: a signal may come in the middle of one
             os.write(2, b"stopping, as soon as nothing is lost by it; once more stops at once\n")
-        signal(number, before[Signals(number)])
 
-    for kind in (SIGINT, SIGTERM):
-        before[kind] = signal(kind, request)
-    try:
+    with handle_stops(request, once=True):
         yield stop
-    finally:
-        for kind, handler in before.items():
-            signal(kind, handler)
