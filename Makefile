@@ -32,6 +32,7 @@ $(VENV)/.ray: $(VENV)/.installed
 
 demo: install
 	@$(BIN)/steppe study run quickstart
+	@echo "next: $(BIN)/steppe fit FOLDER_OF_PHOTOS --budget 10m"
 
 lint: install
 	$(BIN)/ruff format --check .

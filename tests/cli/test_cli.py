@@ -163,7 +163,7 @@ def test_lists(capsys):
         (("data",), "fashion_mnist"),
         (("env",), "torch"),
         (("study", "list"), "quickstart"),
-        (("study", "show", "quickstart"), "Mixer"),
+        (("study", "show", "quickstart"), "ResNet, noisy"),
         (("--version",), "steppe 0."),
     ):
         assert steppe(*arguments) == 0

@@ -54,7 +54,7 @@ def test_long_texts_are_not_cut(printed, monkeypatch):
 
 def test_studies(printed):
     listed = {row["name"]: row for row in printed("study", "list")}
-    assert listed["quickstart"]["runs"] == 32
+    assert listed["quickstart"]["runs"] == 36
     shown = printed("study", "show", "rescaling", "--scale", "smoke")
     assert shown["scale"] == "smoke"
     assert set(shown["scales"]) == set(listed["rescaling"]["scales"])

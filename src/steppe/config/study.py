@@ -21,9 +21,9 @@ from steppe.config.toml import merge, parse, read_toml
 from steppe.errors import ConfigError, nearest, unknown_name
 
 OF_THE_STUDY = "run:"
-OF_SEVERAL = "soup:"
-"""Before weights whose average is meant, joined by commas."""
 """`model.weights = "run:NAME"` begins from the weights that the study's own `[runs.NAME]` leaves."""
+OF_SEVERAL = "soup:"
+"""`model.weights = "soup:RUN,RUN"` is the average of the weights of several runs."""
 
 Dropped = Literal[False]
 Variants = dict[str, dict[str, Any]]

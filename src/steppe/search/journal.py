@@ -124,7 +124,7 @@ def import_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        mend = "pip install 'steppe[search]'"
+        mend = "pip install optuna"
         raise ConfigError("steppe fit needs the package optuna, which is not installed", mend=mend) from None
 
 
