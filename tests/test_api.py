@@ -130,7 +130,7 @@ def test_arguments_of_train_are_no_settings():
 def test_train_refuses_what_is_not_right(arguments, settings, expected, here):
     with pytest.raises(steppe.SteppeError, match=expected) as caught:
         steppe.train(*arguments, **settings)
-    assert caught.value.mend
+    assert caught.value.fix
     assert not list(here.iterdir())
 
 
@@ -219,7 +219,7 @@ def test_predict_converts_odd_images_when_told_to(network):
 def test_predict_leaves_out_unreadable_images_when_told_to(network, digits):
     with pytest.raises(DataError, match="no such file") as caught:
         network.predict([digits[0], "nosuch.png"])
-    assert "skip_unreadable=True" in caught.value.mend
+    assert "skip_unreadable=True" in caught.value.fix
     assert len(network.predict([digits[0], "nosuch.png"], skip_unreadable=True)) == 1
 
 

@@ -11,8 +11,8 @@ from steppe.errors import ConfigError, nearest, ran_out_of_memory, unknown_name
 
 
 def test_an_error_says_what_where_and_how():
-    error = ConfigError("it is wrong", where="file.toml", mend="put it right")
-    assert str(error) == "it is wrong\n  where: file.toml\n  mend:  put it right"
+    error = ConfigError("it is wrong", where="file.toml", fix="put it right")
+    assert str(error) == "it is wrong\n  where: file.toml\n  fix:   put it right"
     assert str(ConfigError("alone")) == "alone"
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy)) == (ConfigError, str(error))

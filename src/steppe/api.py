@@ -268,8 +268,8 @@ class Classifier:
         from steppe.report import write_report
 
         if self.run is None:
-            mend = "open the run folder it was exported from"
-            raise RunError("an exported folder does not say how it was trained", where=str(self.folder), mend=mend)
+            fix = "open the run folder it was exported from"
+            raise RunError("an exported folder does not say how it was trained", where=str(self.folder), fix=fix)
         return write_report([self.run], out)
 
 
@@ -319,7 +319,7 @@ def _read_run(
     if not isinstance(source, RunConfig):
         return read_source(source, overrides, where=_ARGUMENTS, recipe=recipe)
     if recipe is not None:
-        raise ConfigError("a recipe and a RunConfig are given", where=_ARGUMENTS, mend="give one of them")
+        raise ConfigError("a recipe and a RunConfig are given", where=_ARGUMENTS, fix="give one of them")
     if not overrides:
         return source
     values = source.model_dump(mode="json", exclude_none=True, exclude_unset=True)
@@ -329,5 +329,5 @@ def _read_run(
 def _unreadable(skipped: Sequence[Skipped], is_one: bool) -> DataError:
     others = f", nor can {len(skipped) - 1} others" if len(skipped) > 1 else ""
     what = f"the image cannot be classified: {skipped[0].reason}{others}"
-    mend = "give a path, a PIL image or an array of uint8" if is_one else "leave it out, or say skip_unreadable=True"
-    return DataError(what, where=skipped[0].name, mend=mend)
+    fix = "give a path, a PIL image or an array of uint8" if is_one else "leave it out, or say skip_unreadable=True"
+    return DataError(what, where=skipped[0].name, fix=fix)

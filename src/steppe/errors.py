@@ -1,4 +1,4 @@
-"""Errors meant for the person at the keyboard: what is wrong, where, and how to mend it.
+"""Errors meant for the person at the keyboard: what is wrong, where, and how to fix it.
 
 The command line prints these on one screen, without a traceback, and exits with code 2. Broken invariants of
 our own stay plain `assert`s and other exceptions, with their traceback: those are bugs, not user errors.
@@ -11,35 +11,35 @@ from collections.abc import Iterable
 
 
 class SteppeError(Exception):
-    """Something the user can mend.
+    """Something the user can fix.
 
     Args:
         what: what is wrong, one sentence.
         where: the file, key, image or step it was found in.
-        mend: what to do about it.
+        fix: what to do about it.
     """
 
-    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None) -> None:
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
         """Keep the three parts apart, so that each front end can lay them out its own way."""
-        self.what, self.where, self.mend = what, where, mend
-        super().__init__(what, where, mend)
+        self.what, self.where, self.fix = what, where, fix
+        super().__init__(what, where, fix)
 
     def __str__(self) -> str:
         """Give the parts as up to three lines of plain text."""
         lines = [self.what]
         if self.where:
             lines.append(f"  where: {self.where}")
-        if self.mend:
-            lines.append(f"  mend:  {self.mend}")
+        if self.fix:
+            lines.append(f"  fix:   {self.fix}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by parts: an error crosses process borders when a study runs in workers."""
-        return _rebuild, (type(self), self.what, self.where, self.mend)
+        return _rebuild, (type(self), self.what, self.where, self.fix)
 
 
-def _rebuild(kind: type[SteppeError], what: str, where: str | None, mend: str | None) -> SteppeError:
-    return kind(what, where=where, mend=mend)
+def _rebuild(kind: type[SteppeError], what: str, where: str | None, fix: str | None) -> SteppeError:
+    return kind(what, where=where, fix=fix)
 
 
 class ConfigError(SteppeError):
@@ -108,15 +108,15 @@ def unknown_name(
     known = sorted(known)
     close = nearest(name, known)
     if close:
-        mend = f"did you mean {' or '.join(repr(c) for c in close)}?"
+        fix = f"did you mean {' or '.join(repr(c) for c in close)}?"
     elif len(known) <= 20:
-        mend = f"choose one of: {', '.join(repr(k) if ',' in k else k for k in known)}"
+        fix = f"choose one of: {', '.join(repr(k) if ',' in k else k for k in known)}"
     else:
-        mend = ""
+        fix = ""
     if see:
-        mend += "" if not mend or mend.endswith("?") else "."
-        mend = f"{mend} `{see}` lists them all.".strip()
-    return ConfigError(f"unknown {kind} {name!r}", where=where, mend=mend or None)
+        fix += "" if not fix or fix.endswith("?") else "."
+        fix = f"{fix} `{see}` lists them all.".strip()
+    return ConfigError(f"unknown {kind} {name!r}", where=where, fix=fix or None)
 
 
 class Interrupted(SteppeError):  # noqa: N818 - it is no error

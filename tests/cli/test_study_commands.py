@@ -143,14 +143,14 @@ def test_missing_data_are_told_once(capsys, tmp_path):
     assert steppe("study", "run", "mini.toml", "--dry-run", *place) == 2
     told = capsys.readouterr()
     assert told.err.startswith("error 2 of 2 runs cannot be made: imagenet is not there")
-    assert told.err.count("imagenet is not there") == told.err.count("mend:") == 1
+    assert told.err.count("imagenet is not there") == told.err.count("fix:") == 1
     assert f"where: {tmp_path / 'nowhere'}" in told.err
     assert told.out == ""  # no table of dashes, and no cost of nothing
     assert steppe("study", "run", "mini.toml", *place) == 2
     told = capsys.readouterr()
     assert told.out.count("imagenet is not there") == 1
     assert "failed for the same reason" in told.out
-    assert told.err.count("imagenet is not there") == told.err.count("mend:") == 1
+    assert told.err.count("imagenet is not there") == told.err.count("fix:") == 1
     assert " and 1 more: imagenet is not there" in told.err
 
 

@@ -31,7 +31,7 @@ def test_unknown_data_set_is_answered_with_the_nearest_folder(folder):
     (folder / "my_photos").mkdir()
     with pytest.raises(ConfigError, match="unknown data set 'my_photo', and no folder") as caught:
         check_data_name("my_photo")
-    assert "'my_photos'" in caught.value.mend
+    assert "'my_photos'" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", ["nosuch/photos", "./nosuch", "nosuch.npz", "x" * 300 + "/x", "a\0b/c"])
@@ -44,7 +44,7 @@ def test_misspelt_path_is_answered_with_the_nearest(folder):
     (folder / "sets" / "flowers").mkdir(parents=True)
     with pytest.raises(DataError, match="no such folder") as caught:
         check_data_name("sets/flower/")
-    assert caught.value.mend == "did you mean 'sets/flowers'?"
+    assert caught.value.fix == "did you mean 'sets/flowers'?"
 
 
 def test_file_of_another_kind_is_no_data(folder):

@@ -140,7 +140,7 @@ def test_npz_by_path_and_by_name(tmp_path):
         ({"y_train": np.full(40, -1)}, "from 0"),
         ({"y_test": np.arange(12) - 3}, "y_test holds the label -3"),
         ({"y_test": np.arange(12) % 6}, "y_test holds classes that y_train does not: labels 4 to 5"),
-        ({"y_test": np.arange(12) % 6}, "mend:  leave those images out of test"),
+        ({"y_test": np.arange(12) % 6}, "fix:   leave those images out of test"),
         ({"y_train": np.full(40, 10**10)}, "below a million"),
         ({"y_train": np.full(40, 2**63, np.uint64)}, "below a million"),
         ({"y_test": None}, "only one is there"),

@@ -189,7 +189,7 @@ def test_what_timm_cannot_build_is_refused_in_one_message(runs, capsys):
     assert steppe("export", "runs/resnet", "-o", "out", "--format", "timm") == 2
     err = capsys.readouterr().err
     assert "timm cannot build 'resnet_tiny' for 8×8 images" in err
-    assert "mend:  use --format onnx, or --format safetensors, which steppe itself reads" in err
+    assert "fix:   use --format onnx, or --format safetensors, which steppe itself reads" in err
     assert not Path("out").exists()
 
 

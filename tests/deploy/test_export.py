@@ -182,7 +182,7 @@ def test_networks_that_timm_cannot_build_are_refused(name, size, said, tmp_path)
     with pytest.raises(ConfigError) as caught:
         export(fresh(name, size), tmp_path / "out", format="timm")
     assert said in caught.value.what
-    assert "--format onnx" in str(caught.value.mend)
+    assert "--format onnx" in str(caught.value.fix)
     assert not list(tmp_path.iterdir())
 
 

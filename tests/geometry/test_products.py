@@ -58,7 +58,7 @@ def test_parts_are_diagonal_blocks():
 def test_forward_over_reverse_is_wrong_where_this_is_right():
     """Why `torch.func.hessian` is no oracle here: the jvp of a `jacrev` is wrong, that of a `grad` is not (torch 2.15).
 
-    If this fails, torch has mended it.
+    If this fails, torch has fixed it.
     """
     model, batches = make("vit")
     model.eval()
@@ -271,7 +271,7 @@ def test_bad_input_gets_one_clear_message():
     model, batches = make("vit")
     with pytest.raises(ConfigError, match="unknown part") as caught:
         Hessian(model, batches, parts=("blocc1",))
-    assert "block1" in caught.value.mend
+    assert "block1" in caught.value.fix
     with pytest.raises(ConfigError, match="no names here"):
         Hessian(TinyTransformer(), [images(6)], parts=("attention",))
     x, y = batches[0]

@@ -255,7 +255,7 @@ def test_what_is_in_the_way_of_a_folder_is_named(tmp_path):
         with pytest.raises(RunError, match=r"a link to .*gone, which is not there") as caught:
             create_run(out, RunConfig())
         assert caught.value.where == str(tmp_path / "away")
-        assert "make that folder" in caught.value.mend
+        assert "make that folder" in caught.value.fix
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RunError, match="a file, not a folder"):
         create_run(tmp_path / "file" / "run", RunConfig())

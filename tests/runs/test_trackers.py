@@ -238,7 +238,7 @@ def test_what_cannot_be_tracked_with_is_told_beforehand(monkeypatch):
     for name in ("wandb", "mlflow"):
         with pytest.raises(ConfigError, match="is not installed") as caught:
             make_trackers([name], print)
-        assert f"steppe[{name}]" in caught.value.mend
+        assert f"steppe[{name}]" in caught.value.fix
 
 
 def test_a_tracker_is_made_once():

@@ -29,4 +29,4 @@ def test_budget_with_units_is_read(text, budget):
 def test_budget_without_a_unit_is_answered_with_units(text, meant):
     with pytest.raises(ConfigError, match="has no unit") as caught:
         parse_budget(text)
-    assert caught.value.mend == f"did you mean {meant}?"
+    assert caught.value.fix == f"did you mean {meant}?"

@@ -109,7 +109,7 @@ def test_folders_of_other_things_are_refused(tmp_path):
 def test_too_short_a_budget_is_told_with_a_longer_one(tmp_path):
     with pytest.raises(ConfigError, match="leaves no time to learn") as caught:
         fit(digits_from_scratch("resnet_tiny"), 0.5, tmp_path / "f")
-    assert "--budget 10s" in caught.value.mend
+    assert "--budget 10s" in caught.value.fix
     assert not (tmp_path / "f" / "fit.json").exists(), "the longer one shall find its time whole"
 
 
@@ -319,7 +319,7 @@ def test_epochs_are_not_overspent_and_more_of_them_go_on(tmp_path):
     wanted = digits_from_scratch("mlp_8")
     with pytest.raises(ConfigError, match="nothing to choose from") as caught:
         fit(wanted, Budget(4, "epochs"), tmp_path / "f", device="cpu")
-    assert "--budget 10epochs" in caught.value.mend
+    assert "--budget 10epochs" in caught.value.fix
     first = fit(wanted, Budget(12, "epochs"), tmp_path / "f", device="cpu")
     more = fit(wanted, Budget(24, "epochs"), tmp_path / "f", device="cpu")
     trained = {run.id: run.metrics()[-1]["gradient_evaluations"] / (1294 // run.config.batch_size) for run in more.runs}

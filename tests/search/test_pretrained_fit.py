@@ -165,7 +165,7 @@ def test_weights_named_for_grey_images_are_refused(tiny_weights, tmp_path):
     digits = Wanted(DataConfig(name="digits"), weights=str(tiny_weights / "test_resnet.safetensors"))
     with pytest.raises(ConfigError, match="need colour photographs") as caught:
         fit(digits, Budget(12, "epochs"), tmp_path / "f", device="cpu")
-    assert "--weights none" in caught.value.mend
+    assert "--weights none" in caught.value.fix
     assert not (tmp_path / "f").exists()
 
 

@@ -30,7 +30,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     study = make_study()
     with pytest.raises(ConfigError, match="not installed") as caught:
         run_study(study, plan(study), tmp_path, on_ray=True)
-    assert "steppe[ray]" in caught.value.mend
+    assert "steppe[ray]" in caught.value.fix
 
 
 def test_an_address_without_ray_is_told(capsys, tmp_path, monkeypatch):
@@ -67,11 +67,11 @@ def test_a_cluster_that_refuses_is_not_said_to_be_missing(tmp_path, monkeypatch)
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(ConfigError, match="does not answer") as caught:
             run_study(study, plan(study), tmp_path / "s", address=address, on_ray=True)
-        assert "RAY_AUTH_MODE=token" in caught.value.mend
+        assert "RAY_AUTH_MODE=token" in caught.value.fix
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         with pytest.raises(ConfigError, match="does not answer") as caught:
             run_study(study, plan(study), tmp_path / "s", address=address, on_ray=True)
-        assert "ray start --head" in caught.value.mend
+        assert "ray start --head" in caught.value.fix
 
 
 @pytest.fixture

@@ -172,4 +172,4 @@ def test_labels_may_hold_commas_and_equal_signs(chosen, expected):
 def test_what_names_no_label_is_refused(chosen):
     with pytest.raises(RunError, match="LABEL=VALUE") as caught:
         _read_labels(chosen, {"model", "training"})
-    assert "model, training" in str(caught.value.mend)
+    assert "model, training" in str(caught.value.fix)

@@ -63,7 +63,7 @@ def test_layer_decay_of_a_network_without_named_blocks_is_refused(digits):
     with pytest.raises(ConfigError, match="parts of a Sequential have no names") as error:
         build_minimizer(config, torch.nn.Sequential(torch.nn.Linear(4, 2)))
     assert error.value.where == "optimizer.layer_decay"
-    assert error.value.mend.startswith("leave it out, or choose a model")
+    assert error.value.fix.startswith("leave it out, or choose a model")
 
 
 def test_head_lr_factor_multiplies_the_rate_of_the_head_alone(digits):
@@ -88,7 +88,7 @@ def test_head_lr_factor_of_a_network_without_a_head_is_refused(digits):
     with pytest.raises(ConfigError, match="head of Sequential cannot be told") as error:
         build_minimizer(config, torch.nn.Sequential(torch.nn.Linear(4, 2)))
     assert error.value.where == "optimizer.head_lr_factor"
-    assert error.value.mend == "leave it out"
+    assert error.value.fix == "leave it out"
 
 
 def test_metrics_have_the_rate_of_the_schedule_and_not_the_heads_multiple(digits, tmp_path):

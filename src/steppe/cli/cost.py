@@ -99,13 +99,13 @@ def _find_target(target: str, own: dict[str, Any], data_root: Path | None) -> Ru
     if (Path(target) / "config.toml").is_file():
         if given:
             what = f"{', '.join(given)} cannot be changed: a run has its own"
-            raise ConfigError(what, where=target, mend="name a model instead of a run, or leave them away")
+            raise ConfigError(what, where=target, fix="name a model instead of a run, or leave them away")
         return Run(target)
     if Path(target).is_dir():
         Run(target)  # says what a run folder is
     if own["data"]["name"] is None:
-        mend = "name a run folder, or say --data NAME: a model is measured on images of some size"
-        raise ConfigError(f"{target!r} is no run folder, and a model needs --data", where="steppe cost", mend=mend)
+        fix = "name a run folder, or say --data NAME: a model is measured on images of some size"
+        raise ConfigError(f"{target!r} is no run folder, and a model needs --data", where="steppe cost", fix=fix)
     config = parse(RunConfig, _given({**own, "model": {"name": target}}), where="the command line's flags")
     check_names(config, data_root)
     return config

@@ -50,7 +50,7 @@ def study_figures(
     own = own_settings(study.measure)
     runs = first_runs(planned, folder)
     if not runs:
-        raise RunError("there is no finished run of this study here", where=str(folder), mend="run it first")
+        raise RunError("there is no finished run of this study here", where=str(folder), fix="run it first")
     labels = {_name(p): p.labels for p in planned}
     cells: dict[str, dict[str, Any]] = {
         name: {

@@ -50,7 +50,7 @@ def with_config_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 def _which(flag: str) -> ConfigError:
     """Say which flags somebody may have meant, and what each does: spelling alone would suggest unrelated ones."""
     meant = [f"{flag_of(key)} ({KEYS[key].description})" for key in ambiguous_flags()[flag]]
-    return ConfigError(f"{flag} could mean several flags", where="the command line", mend=f"say {' or '.join(meant)}")
+    return ConfigError(f"{flag} could mean several flags", where="the command line", fix=f"say {' or '.join(meant)}")
 
 
 def _option(key: str, field: FieldInfo) -> Any:

@@ -83,7 +83,7 @@ def _run(argv: list[str] | None) -> None:
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
-        _complain("the memory ran out\n  mend:  try a smaller batch_size or image_size, or another model")
+        _complain("the memory ran out\n  fix:   try a smaller batch_size or image_size, or another model")
 
 
 def _stop() -> None:

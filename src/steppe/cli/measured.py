@@ -242,14 +242,14 @@ def _subjects(
         errors.print(f"passed over {name}", markup=False, soft_wrap=True)
     if not measured and not failures:
         folders = ", ".join(map(str, runs))
-        raise MeasureError("no run here can be measured", where=folders, mend="see the reasons above")
+        raise MeasureError("no run here can be measured", where=folders, fix="see the reasons above")
 
 
 def _named(error: SteppeError, run: Path, measure: str = "") -> SteppeError:
     """An error that says which run it is about, and which measure."""
     what = f"{measure} could not be measured: {error.what}" if measure else error.what
     where = error.where or str(run)
-    return type(error)(what, where=where if str(run) in where else f"{run}: {where}", mend=error.mend)
+    return type(error)(what, where=where if str(run) in where else f"{run}: {where}", fix=error.fix)
 
 
 def _raise(failures: Mapping[str, list[SteppeError]], runs: int) -> None:
@@ -260,11 +260,11 @@ def _raise(failures: Mapping[str, list[SteppeError]], runs: int) -> None:
     if runs == len(every) == 1:
         raise every[0]
     for error in every:
-        mend = f" ({error.mend})" if error.mend else ""
-        errors.print(f"{error.where}: {error.what}{mend}", markup=False, soft_wrap=True)
+        fix = f" ({error.fix})" if error.fix else ""
+        errors.print(f"{error.where}: {error.what}{fix}", markup=False, soft_wrap=True)
     what = f"{len(failures)} of {runs} runs could not be measured as asked"
     what = what if runs > 1 else f"{len(every)} measures could not be made"
-    raise MeasureError(what, mend="see the reasons above")
+    raise MeasureError(what, fix="see the reasons above")
 
 
 def _look(runs: list[Path], other: Path | None, elsewhere: Mapping[str, Any], data_root: Path | None) -> None:
@@ -276,7 +276,7 @@ def _look(runs: list[Path], other: Path | None, elsewhere: Mapping[str, Any], da
         check_weights(elsewhere["weights"], data_root)
     for path in runs:
         if not path.is_dir():
-            raise RunError("there is no such folder", where=str(path), mend="check the path")
+            raise RunError("there is no such folder", where=str(path), fix="check the path")
     alone = [path for path in runs if len(runs) == 1 and not _holds_runs(path)]
     for path in [*alone, *([other] if other else [])]:
         _ = Run(path).config
@@ -285,11 +285,11 @@ def _look(runs: list[Path], other: Path | None, elsewhere: Mapping[str, Any], da
 def _check_subjects(runs: list[Path], elsewhere: Mapping[str, Any]) -> None:
     """Refuse a model beside runs, and neither."""
     if not runs and not (elsewhere["model"] and elsewhere["weights"] and elsewhere["data"]):
-        mend = "name a run folder, or give --model, --weights and --data"
-        raise ConfigError("there is nothing to measure", mend=mend)
+        fix = "name a run folder, or give --model, --weights and --data"
+        raise ConfigError("there is nothing to measure", fix=fix)
     if runs and any(value is not None for value in elsewhere.values()):
-        mend = "name a run folder, or a model with --model, --weights and --data"
-        raise ConfigError("a run has its own model, weights, data and folder", mend=mend)
+        fix = "name a run folder, or a model with --model, --weights and --data"
+        raise ConfigError("a run has its own model, weights, data and folder", fix=fix)
 
 
 def _holds_runs(path: Path) -> bool:

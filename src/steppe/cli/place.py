@@ -60,7 +60,7 @@ AddressOption = Annotated[
 def check_place(on: Place, address: str | None) -> None:
     """Refuse the address of a cluster that is not asked for."""
     if address and on is not Place.ray:
-        raise ConfigError("--address is the address of a Ray cluster", where="--address", mend="add --on ray")
+        raise ConfigError("--address is the address of a Ray cluster", where="--address", fix="add --on ray")
 
 
 KeepOption = Annotated[

@@ -90,10 +90,10 @@ def predict(
     An image that cannot be read is reported and skipped; the exit code is 2 if none could be read.
     """
     if json_ and format_ not in (None, Format.json):
-        raise ConfigError(f"--json and --format {format_.value} ask for two things", mend="leave one of them out")
+        raise ConfigError(f"--json and --format {format_.value} ask for two things", fix="leave one of them out")
     kind = _format_of(Format.json if json_ else format_, out)
     if attention is not None and attention.suffix.lower() not in (".png", ".pdf"):
-        raise ConfigError("it is not clear what to draw", where=str(attention), mend="call it FILE.png or FILE.pdf")
+        raise ConfigError("it is not clear what to draw", where=str(attention), fix="call it FILE.png or FILE.pdf")
     if out is not None:
         PREDICTIONS[kind].check(out, force=force)
     if attention is not None:
@@ -125,8 +125,8 @@ def predict(
                 predictions.append(one)
     _report(skipped)
     if not predictions:
-        mend = "name images that can be read: files, folders or patterns such as 'photos/**/*.jpg'"
-        raise DataError(f"no image could be classified; {len(skipped)} skipped", mend=mend)
+        fix = "name images that can be read: files, folders or patterns such as 'photos/**/*.jpg'"
+        raise DataError(f"no image could be classified; {len(skipped)} skipped", fix=fix)
     if json_ and out is None:
         print_json(_as_json(trained, calibration, predictions, skipped))
     else:
@@ -141,8 +141,8 @@ def _check_images(words: Sequence[str]) -> None:
     """Refuse names of which not one is there, before anything is opened."""
     if not any(glob.has_magic(word) or os.path.lexists(word) for word in words):
         what = "there is no such file or folder" if len(words) == 1 else "none of these files and folders is there"
-        mend = "name images that can be read: files, folders or patterns such as 'photos/**/*.jpg'"
-        raise DataError(what, where=", ".join(words)[:200], mend=mend)
+        fix = "name images that can be read: files, folders or patterns such as 'photos/**/*.jpg'"
+        raise DataError(what, where=", ".join(words)[:200], fix=fix)
 
 
 def _draw_attention(
@@ -190,13 +190,13 @@ def _format_of(wanted: Format | None, out: Path | None) -> Format:
     if out is None:
         return wanted or Format.table
     if out.is_dir():
-        raise ConfigError("this is a folder, not a file", where=str(out), mend=f"say -o {out / 'predictions.json'}")
+        raise ConfigError("this is a folder, not a file", where=str(out), fix=f"say -o {out / 'predictions.json'}")
     if wanted is not None:
         return wanted
     ending = out.suffix.lower().removeprefix(".")
     if ending not in ("json", "csv"):
-        mend = "say --format json or csv, or call it FILE.json or FILE.csv"
-        raise ConfigError("it is not clear what to write", where=str(out), mend=mend)
+        fix = "say --format json or csv, or call it FILE.json or FILE.csv"
+        raise ConfigError("it is not clear what to write", where=str(out), fix=fix)
     return Format(ending)
 
 

@@ -48,7 +48,7 @@ def publish(
     from steppe.report.results_page import RESULTS_PAGE, put_between_marks, read_benchmarks, render_page, render_summary
 
     if not folder.is_dir():
-        raise RunError("there is no such folder", where=str(folder), mend="name a folder of results")
+        raise RunError("there is no such folder", where=str(folder), fix="name a folder of results")
     RESULTS_PAGE.check(out, force=force)
     found: list[StudyResults] = []
     for path in sorted(p.parent for p in folder.glob("*/compare.json")):
@@ -58,14 +58,14 @@ def publish(
     for path in sorted(p for p in folder.iterdir() if p.is_dir() and not (p / "compare.json").is_file()):
         errors.print(f"passed over {path}: it has no compare.json", markup=False, soft_wrap=True)
     if not found:
-        mend = "run `steppe study compare NAME FOLDER` on a study's folder of results first"
-        raise RunError("there is no compared study here", where=str(folder), mend=mend)
+        fix = "run `steppe study compare NAME FOLDER` on a study's folder of results first"
+        raise RunError("there is no compared study here", where=str(folder), fix=fix)
     sources = "sources.md" if (out.parent / "sources.md").is_file() else None
     RESULTS_PAGE.write(out, render_page(found, read_benchmarks(folder), sources), force=force)
     console.print(f"written: {out}", markup=False, soft_wrap=True)
     if readme is not None:
         if not readme.is_file():
-            raise RunError("there is no such file", where=str(readme), mend="check the path")
+            raise RunError("there is no such file", where=str(readme), fix="check the path")
         page = Path(os.path.relpath(out, readme.parent)).as_posix()
         lines = render_summary(found, page)
         write_atomically(readme, put_between_marks(read_plain_text(readme), lines, str(readme)))

@@ -32,7 +32,7 @@ def report(
     """Write one self-contained HTML page about runs; it works offline."""
     for folder in runs:
         if not folder.is_dir():
-            raise RunError("there is no such folder", where=str(folder), mend="check the path")
+            raise RunError("there is no such folder", where=str(folder), fix="check the path")
     from steppe.report import print_table, row_values
     from steppe.report.page import PAGE, write_page
     from steppe.report.studies import read_studies, summarise_studies
@@ -40,13 +40,13 @@ def report(
 
     if serve:
         if out is not None:
-            raise ConfigError("a served page is not written", mend="leave out -o, or --serve")
+            raise ConfigError("a served page is not written", fix="leave out -o, or --serve")
         if json:
-            raise ConfigError("a served page has no table to print", mend="leave out --json, or --serve")
+            raise ConfigError("a served page has no table to print", fix="leave out --json, or --serve")
         _serve(runs, title, port, open_)
         return
     if port or open_:
-        raise ConfigError("--port and --open are for a page that is served", mend="add --serve")
+        raise ConfigError("--port and --open are for a page that is served", fix="add --serve")
     skipped: list[str] = []
     found = find_runs(runs, skipped)
     for name in skipped:
@@ -54,7 +54,7 @@ def report(
     parts = read_studies(found, runs, _pass_over)
     out = out or Path("report.html")
     if out.is_dir():
-        raise RunError("this is a folder, not a page", where=str(out), mend=f"say -o {out / 'report.html'}")
+        raise RunError("this is a folder, not a page", where=str(out), fix=f"say -o {out / 'report.html'}")
     PAGE.check(out, force=force)
     rows = summarise_studies(parts)
     if not json:

@@ -324,8 +324,8 @@ def _find_runs(whole: StudyConfig, path: Path, folder: Path | None, scale: str |
     folder = folder or Path("runs") / study.folder_name
     if not folder.is_dir():
         at = f" --scale {study.default_scale}" if study.default_scale else ""
-        mend = f"check the path, or run the study first: `steppe study run {study.name}{at}`"
-        raise RunError("there is no such folder", where=str(folder), mend=mend)
+        fix = f"check the path, or run the study first: `steppe study run {study.name}{at}`"
+        raise RunError("there is no such folder", where=str(folder), fix=fix)
     return study, folder
 
 
@@ -345,7 +345,7 @@ def read_study(folder: Path) -> dict[str, Any] | None:
         return None
     about = read_json(folder / "study.json")
     if not isinstance(about, dict):
-        raise RunError("this should hold a JSON object", where=str(folder / "study.json"), mend="remove the file")
+        raise RunError("this should hold a JSON object", where=str(folder / "study.json"), fix="remove the file")
     return about
 
 
@@ -364,11 +364,11 @@ def _compared(
 
 def _check_folder(study: StudyConfig, folder: Path) -> None:
     """A study has a folder of its own: nothing that is there already is written over."""
-    mend = "choose another folder with --out"
+    fix = "choose another folder with --out"
     about = read_study(folder)
     if about is not None and (about.get("name"), about.get("scale")) != (study.name, study.default_scale):
         of_scale = f" at scale {about['scale']}" if about.get("scale") else ""
         what = f"this folder belongs to the study {about.get('name')!r}{of_scale}"
-        raise RunError(what, where=str(folder), mend=mend)
+        raise RunError(what, where=str(folder), fix=fix)
     if about is None and holds_others(folder):
-        raise RunError("this is not empty, and no study's folder", where=str(folder), mend=mend)
+        raise RunError("this is not empty, and no study's folder", where=str(folder), fix=fix)

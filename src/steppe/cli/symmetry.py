@@ -35,7 +35,7 @@ def symmetry(
 
     if holds_others(out) and not (out / "symmetry.json").is_file():
         what = "this folder holds something else than the numbers and figures of this command"
-        raise RunError(what, where=str(out), mend="choose another folder with --out")
+        raise RunError(what, where=str(out), fix="choose another folder with --out")
     NUMBERS.check(out / "symmetry.json")
     found = measure_symmetry(seed=seed, steps=steps, rho=rho, asam_rho=asam_rho, eta=eta)
     write_json(out / "symmetry.json", {"made_by": "steppe symmetry", **found})

@@ -59,9 +59,9 @@ def compare(
     try:
         found = compare_groups(*groups, draws=draws, paired=not unpaired)
     except ValueError as error:
-        mend = "compare runs of the same data set, size and split_seed, or say --unpaired to leave the pairing out"
-        mend = mend if not unpaired else "name runs that were tested on the same images on each side"
-        raise RunError(str(error), where=f"{a} and {b}", mend=mend) from None
+        fix = "compare runs of the same data set, size and split_seed, or say --unpaired to leave the pairing out"
+        fix = fix if not unpaired else "name runs that were tested on the same images on each side"
+        raise RunError(str(error), where=f"{a} and {b}", fix=fix) from None
     if json:
         print_json(_as_json(found))
     else:

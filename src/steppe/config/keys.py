@@ -65,8 +65,8 @@ def nest_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name in arguments:
         if name in unclear:
             meant = [f"{argument_of(key)} ({KEYS[key].description})" for key in unclear[name]]
-            what, mend = f"{name} could mean several arguments", f"say {' or '.join(meant)}"
-            raise ConfigError(what, where="the arguments", mend=mend)
+            what, fix = f"{name} could mean several arguments", f"say {' or '.join(meant)}"
+            raise ConfigError(what, where="the arguments", fix=fix)
         if name not in known:
             raise unknown_name("argument", name, known, where="the arguments", see="steppe train --help")
     return nest({known[name]: value for name, value in arguments.items()})

@@ -72,11 +72,11 @@ def find_data(name: str, root: str | Path | None = None) -> Path | None:
         if path.is_dir() or (path.exists() and path.suffix.lower() == ".npz"):
             return path
         if path.exists():
-            mend = "name a folder with a sub-folder of images for each class, or a .npz file"
-            raise DataError("this is neither a folder nor an .npz file", where=str(path), mend=mend)
+            fix = "name a folder with a sub-folder of images for each class, or a .npz file"
+            raise DataError("this is neither a folder nor an .npz file", where=str(path), fix=fix)
     except (OSError, ValueError) as error:  # a name too long, a null character, no right to look
         reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"the data cannot be found: {reason}", where=name[:200], mend="check the path") from None
+        raise DataError(f"the data cannot be found: {reason}", where=name[:200], fix="check the path") from None
     raise _no_such_data(name, path, is_bare)
 
 
@@ -106,7 +106,7 @@ def check_device_name(name: str) -> str:
     """
     if not re.fullmatch(rf"(?:{'|'.join(DEVICES)})(?::\d{{1,3}})?", name):
         what = f"device {name!r} cannot be used: steppe computes on {', '.join(DEVICES)}"
-        raise ConfigError(what, where="--device", mend="use --device cpu, or leave it away")
+        raise ConfigError(what, where="--device", fix="use --device cpu, or leave it away")
     return name
 
 
@@ -140,25 +140,25 @@ def no_weights(source: str, path: Path) -> ConfigError:
     """
     if source in PRETRAINED:
         what = f"the weights {source!r} are not on this machine"
-        return ConfigError(what, where="model.weights", mend=f"fetch them: steppe weights get {source}")
+        return ConfigError(what, where="model.weights", fix=f"fetch them: steppe weights get {source}")
     if is_timm_name(source):
-        mend = f"did you mean timm:{source}?"
+        fix = f"did you mean timm:{source}?"
     else:
         close = nearest(source, PRETRAINED)
-        mend = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-        mend += "give a name of `steppe weights list`, a safetensors or .pth file, a run folder, timm:NAME or "
-        mend += "hf-hub:OWNER/NAME"
-    return ConfigError(f"there are no weights at {path}", where="model.weights", mend=mend)
+        fix = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        fix += "give a name of `steppe weights list`, a safetensors or .pth file, a run folder, timm:NAME or "
+        fix += "hf-hub:OWNER/NAME"
+    return ConfigError(f"there are no weights at {path}", where="model.weights", fix=fix)
 
 
 def _no_such_data(name: str, path: Path, is_bare: bool) -> SteppeError:
     close = nearest(path.name, _names_in(path.parent))
     if is_bare and path.suffix.lower() != ".npz":
         error = unknown_name("data set", name, [*DATASETS, *close], where="data.name", see="steppe data")
-        return ConfigError(f"{error.what}, and no folder of this name", where=error.where, mend=error.mend)
+        return ConfigError(f"{error.what}, and no folder of this name", where=error.where, fix=error.fix)
     what = "there is no such file" if path.suffix.lower() == ".npz" else "there is no such folder or .npz file"
     near = " or ".join(repr(str(path.parent / one)) for one in close)
-    return DataError(what, where=str(path), mend=f"did you mean {near}?" if close else "check the path")
+    return DataError(what, where=str(path), fix=f"did you mean {near}?" if close else "check the path")
 
 
 def _names_in(folder: Path) -> list[str]:

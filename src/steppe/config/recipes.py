@@ -107,7 +107,7 @@ def load_recipe(name_or_file: str | Path, *, depth: int = 0) -> Recipe:
     values = read_toml(path)
     if "recipe" not in values:
         fix = "add [recipe] with a title, or give the file without --recipe"
-        raise ConfigError("the file has no table [recipe]", where=str(path), mend=fix)
+        raise ConfigError("the file has no table [recipe]", where=str(path), fix=fix)
     about = parse(RecipeConfig, {"recipe": values.pop("recipe")}["recipe"], where=f"{path}, recipe")
     if about.based_on is not None:
         if depth >= MOST_BASES:

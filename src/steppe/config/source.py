@@ -29,7 +29,7 @@ def read_source(
     if source is not None and is_toml(source):
         if recipe is not None:
             what = f"a recipe and a configuration are given: {str(recipe)!r} and {str(source)!r}"
-            raise ConfigError(what, where=where, mend="give one of them, and flags for what differs")
+            raise ConfigError(what, where=where, fix="give one of them, and flags for what differs")
         if "recipe" in read_toml(source):
             return parse(RunConfig, merge(load_recipe(source).values, overrides), where=str(source))
         return load_run_config(source, overrides)
@@ -37,14 +37,14 @@ def read_source(
         named = overrides.get("data", {}).get("name")
         if named is not None:
             what = f"the data are named twice: {str(source)!r} and {named!r}"
-            raise ConfigError(what, where=where, mend="leave one of them out")
+            raise ConfigError(what, where=where, fix="leave one of them out")
         overrides = merge({"data": {"name": str(source)}}, overrides)
     if recipe is None:
         return parse(RunConfig, overrides, where=where)
     begun = load_recipe(recipe)
     if begun.data is None and "name" not in overrides.get("data", {}):
         fix = f"name your images: steppe train FOLDER --recipe {begun.name}"
-        raise ConfigError(f"the recipe {begun.name!r} has no data of its own", where=where, mend=fix)
+        raise ConfigError(f"the recipe {begun.name!r} has no data of its own", where=where, fix=fix)
     return parse(RunConfig, merge(begun.values, overrides), where=f"recipe {begun.name} and {where}")
 
 

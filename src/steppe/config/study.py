@@ -137,8 +137,8 @@ def at_scale(study: StudyConfig, name: str | None = None, *, where: str = "study
     """
     if not study.scale:
         if name not in (None, study.default_scale):
-            mend = "leave --scale away"
-            raise ConfigError(f"the study {study.name!r} has no scales", where=where, mend=mend)
+            fix = "leave --scale away"
+            raise ConfigError(f"the study {study.name!r} has no scales", where=where, fix=fix)
         return study
     name = name or study.default_scale
     assert name is not None
@@ -183,7 +183,7 @@ def plan(study: StudyConfig, *, where: str = "study") -> list[PlannedRun]:
     single: dict[str, list[PlannedRun]] = {}
     for axis, variants in study.axes.items():
         if not variants:
-            raise ConfigError(f"axis {axis!r} has no variants", where=where, mend="give it one, or leave it out")
+            raise ConfigError(f"axis {axis!r} has no variants", where=where, fix="give it one, or leave it out")
     for name, labels, values in _cells(study):
         cell = f"{where}, {show_labels(labels) or 'base'}"
         for seed in _seeds(values, study.seeds, cell):
@@ -203,8 +203,8 @@ def _check_weights(config: RunConfig, cell: str) -> None:
     """A plan holds on every machine, so it leaves nothing open that depends on what is at hand."""
     weights, named = config.model.weights or "", "name" in config.model.model_fields_set
     if weights == "auto" or (weights and not named and not weights.startswith(OF_THE_STUDY)):
-        mend = "set model.name, and model.weights to a name of `steppe weights list`"
-        raise ConfigError("a study names its model and its weights", where=f"{cell}, model", mend=mend)
+        fix = "set model.name, and model.weights to a name of `steppe weights list`"
+        raise ConfigError("a study names its model and its weights", where=f"{cell}, model", fix=fix)
 
 
 def choose(planned: Sequence[PlannedRun], wanted: Sequence[str], *, where: str = "--only") -> list[PlannedRun]:
@@ -225,7 +225,7 @@ def choose(planned: Sequence[PlannedRun], wanted: Sequence[str], *, where: str =
         axis, equals, label = text.partition("=")
         axis, label = axis.strip(), label.strip()
         if not equals:
-            raise ConfigError(f"{text!r} is not AXIS=VARIANT", where=where, mend=f"the axes are {', '.join(known)}")
+            raise ConfigError(f"{text!r} is not AXIS=VARIANT", where=where, fix=f"the axes are {', '.join(known)}")
         if axis not in known:
             raise unknown_name("axis", axis, known, where=where)
         if label not in known[axis]:
@@ -235,7 +235,7 @@ def choose(planned: Sequence[PlannedRun], wanted: Sequence[str], *, where: str =
         run for run in planned if all(_labels_and_seed(run).get(axis) in labels for axis, labels in asked.items())
     ]
     if not fitting:
-        raise ConfigError(f"no run fits all of {', '.join(wanted)}", where=where, mend="ask for fewer things at once")
+        raise ConfigError(f"no run fits all of {', '.join(wanted)}", where=where, fix="ask for fewer things at once")
     by_id = {run.config.run_id: run for run in planned}
     names = {run.config.run_id for run in fitting}
     needed = [run.needs for run in fitting]
@@ -273,10 +273,8 @@ def check_adjustments(study: StudyConfig, *, where: str = "study") -> None:
             wrong = [pair for pair in asked if pair not in known]
             if wrong or not any(change.fits(labels) for labels in some):
                 shown = "; ".join(f"{axis}={', '.join(labels)}" for axis, labels in change.at.items())
-                mend = _nearest_label(Measure("", tuple(wrong or asked)), some)
-                raise ConfigError(
-                    f"no cell has the labels {shown}", where=f"{where}, {prefix}adjust {number}", mend=mend
-                )
+                fix = _nearest_label(Measure("", tuple(wrong or asked)), some)
+                raise ConfigError(f"no cell has the labels {shown}", where=f"{where}, {prefix}adjust {number}", fix=fix)
 
 
 def check_measure(measure: Measure, cells: Mapping[str | None, Sequence[Labels]], where: str) -> None:
@@ -292,15 +290,15 @@ def check_measure(measure: Measure, cells: Mapping[str | None, Sequence[Labels]]
         raise ConfigError(
             f"no cell of the study is [{show_labels(dict(measure.labels))}]",
             where=where,
-            mend=_nearest_label(measure, everywhere),
+            fix=_nearest_label(measure, everywhere),
         )
     for scale, some in cells.items():
         found = pick_cells(measure, some)
         if len({tuple(cell.items()) for cell in found}) > 1 and not measure.averages:
             at = f" at scale {scale!r}" if scale else ""
             what = f"[{show_labels(dict(measure.labels))}] means {len(found)} cells{at}"
-            mend = f"name more axes, or write axis=* (average) or axis=best; two of them: {found[0]} and {found[1]}"
-            raise ConfigError(what, where=where, mend=mend)
+            fix = f"name more axes, or write axis=* (average) or axis=best; two of them: {found[0]} and {found[1]}"
+            raise ConfigError(what, where=where, fix=fix)
 
 
 def study_cells(study: StudyConfig, *, where: str = "study") -> dict[str | None, list[dict[str, str]]]:

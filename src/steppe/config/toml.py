@@ -27,7 +27,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_plain_text(path, LARGEST))
     except FileNotFoundError:
-        raise ConfigError("there is no such file", where=str(path), mend="check the path") from None
+        raise ConfigError("there is no such file", where=str(path), fix="check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file cannot be read as text: {error}", where=str(path)[:200]) from None
     except (ValueError, RecursionError) as error:  # TOML's own, and a number of thousands of digits
@@ -83,7 +83,7 @@ def parse(model: type[Model], values: Mapping[str, Any], *, where: str) -> Model
         findings = [_explain(model, finding) for finding in error.errors()]
     what = findings[0] if len(findings) == 1 else "\n".join(["the configuration is not right:", *findings])
     helps = "`steppe train --help` explains every key"
-    raise ConfigError(what, where=where, mend=helps if issubclass(model, RunConfig) else None)
+    raise ConfigError(what, where=where, fix=helps if issubclass(model, RunConfig) else None)
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:

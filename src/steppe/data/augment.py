@@ -62,7 +62,7 @@ class Augment:
         self._side, self._count = dataset.train.shape[-1], len(dataset.train)
         if config.crop_reflect and config.crop_padding >= self._side:
             what = f"crop_padding reflects {config.crop_padding} pixels, and the images have {self._side}"
-            raise ConfigError(what, where="augment.crop_padding", mend=f"take at most {self._side - 1}")
+            raise ConfigError(what, where="augment.crop_padding", fix=f"take at most {self._side - 1}")
         self.normalise = Normalise(dataset, device)
         at = self.size if config.resized_crop else self._side
         self._policy: RandAugment | AutoAugment | TrivialAugment | None = None

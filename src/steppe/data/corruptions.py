@@ -157,7 +157,7 @@ def corrupt(
     if name not in CORRUPTIONS:
         raise unknown_name("corruption", name, CORRUPTIONS)
     if severity not in (1, 2, 3, 4, 5):
-        raise ConfigError(f"there is no severity {severity!r}", mend="choose a whole number from 1 to 5")
+        raise ConfigError(f"there is no severity {severity!r}", fix="choose a whole number from 1 to 5")
     assert images.dtype == torch.uint8
     assert images.shape[-1] == images.shape[-2]
     if scale == "auto":

@@ -185,8 +185,8 @@ def divide(source: Source, config: DataConfig) -> Dataset:
     mean, std = _statistics(train) if own else STATISTICS[str(config.statistics)]
     if len(mean) != train.shape[0]:
         what = f"the statistics {config.statistics!r} are of colour images, and {config.name!r} has {train.shape[0]} "
-        mend = "set statistics to own: then the training images' own are taken"
-        raise ConfigError(what + "channel(s)", where="data.statistics", mend=mend)
+        fix = "set statistics to own: then the training images' own are taken"
+        raise ConfigError(what + "channel(s)", where="data.statistics", fix=fix)
     size = None if config.image_size == train.shape[-1] else config.image_size
     files = fingerprint_files(train, val, test)
     fingerprint = files if files and not train.in_memory else fingerprint_pixels(train, val, test)
@@ -199,8 +199,8 @@ def _check_enough(source: Source, name: str) -> None:
     counts = np.bincount(source.train.labels.numpy(), minlength=len(source.classes))
     for label in np.flatnonzero(counts < 1 + len(wanting)):
         what = f"class {source.classes[label]!r} has {counts[label]} image(s): too few to divide"
-        mend = f"it takes {1 + len(wanting)} at least; or bring separate train, val and test folders"
-        raise DataError(what, where=name, mend=mend)
+        fix = f"it takes {1 + len(wanting)} at least; or bring separate train, val and test folders"
+        raise DataError(what, where=name, fix=fix)
 
 
 def stratify(split: Split, fraction: float, rng: np.random.Generator) -> tuple[Split, Split]:

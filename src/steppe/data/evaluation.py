@@ -121,12 +121,12 @@ def load_variant(
     """
     if name not in VARIANTS:
         raise unknown_name("test set", name, VARIANTS)
-    mend = f"put into that folder: {VARIANTS[name]}"
+    fix = f"put into that folder: {VARIANTS[name]}"
     if name == "imagenet_real":
-        return _read_real(dataset, root / "imagenet", mend)
+        return _read_real(dataset, root / "imagenet", fix)
     found = sorted(root.glob("imagenetv2-*")) if name == "imagenet_v2" else [root / "imagenet-r"]
     if not found or not found[0].is_dir():
-        raise DataError(f"{name} is not there", where=str(root), mend=mend)
+        raise DataError(f"{name} is not there", where=str(root), fix=fix)
     by_folder = {c: c for c in dataset.classes}
     if name == "imagenet_v2":
         by_folder = {str(number): c for number, c in enumerate(dataset.classes)}
@@ -180,19 +180,19 @@ def _read_classes(
     return Split(store, torch.tensor(labels), rows)
 
 
-def _read_real(dataset: Dataset, folder: Path, mend: str) -> Variant:
+def _read_real(dataset: Dataset, folder: Path, fix: str) -> Variant:
     """Pair the answers, which stand in the order of ILSVRC2012_val_00000001 and on, with our order, by class."""
     try:
         answers = json.loads(read_plain_text(folder / "real.json"))
     except (OSError, ValueError) as error:
-        raise DataError(f"the ReaL labels cannot be read: {error}", where=str(folder), mend=mend) from None
+        raise DataError(f"the ReaL labels cannot be read: {error}", where=str(folder), fix=fix) from None
     files = [file for name in dataset.classes for file in images_in(folder / "val" / name)]
     right = torch.zeros(len(files), len(dataset.classes), dtype=torch.bool)
     for row, file in enumerate(files):
         digits = re.search(r"_val_(\d+)", file.name)
         if digits is None or not 1 <= int(digits[1]) <= len(answers):
             what = f"{file.name} has no number of a validation image"
-            raise DataError(what, where=str(file.parent), mend="keep the names ILSVRC2012_val_00000001.JPEG and so on")
+            raise DataError(what, where=str(file.parent), fix="keep the names ILSVRC2012_val_00000001.JPEG and so on")
         right[row, answers[int(digits[1]) - 1]] = True
     if len(files) != len(dataset.test):
         raise DataError(f"{len(files)} images for {len(dataset.test)} of the test set", where=str(folder / "val"))

@@ -102,11 +102,11 @@ def read_image_folder(
             members = images_in(folder / name)
             if not os.access(folder / name, os.R_OK | os.X_OK):
                 raise DataError(
-                    "this folder may not be read", where=str(folder / name), mend="give yourself the right to"
+                    "this folder may not be read", where=str(folder / name), fix="give yourself the right to"
                 )
             if not members:
-                mend = f"add images ({', '.join(sorted(SUFFIXES))}) or remove the folder"
-                raise DataError(f"class {name!r} has no images", where=str(folder / name), mend=mend)
+                fix = f"add images ({', '.join(sorted(SUFFIXES))}) or remove the folder"
+                raise DataError(f"class {name!r} has no images", where=str(folder / name), fix=fix)
             listed += [Listed(split, label, file) for file in members]
     return read_listed(path, classes, listed, stored_size or image_size, odd_images, progress, keeping or Keeping())
 
@@ -162,8 +162,8 @@ def _find_splits(path: Path) -> dict[str, Path]:
     if not named:
         return {"train": path}
     if "train" not in named:
-        mend = "folders named train, val and test are taken for splits: add train, or rename them if they are classes"
-        raise DataError(f"there is {', '.join(named)} but no train folder", where=str(path), mend=mend)
+        fix = "folders named train, val and test are taken for splits: add train, or rename them if they are classes"
+        raise DataError(f"there is {', '.join(named)} but no train folder", where=str(path), fix=fix)
     return {split: named[split] for split in ("train", "val", "test") if split in named}
 
 
@@ -173,16 +173,16 @@ def _class_names(splits: dict[str, Path]) -> tuple[str, ...]:
     where = str(splits["train"])
     if len(train) < 2:
         found = f"one class, {train[0]!r}" if train else "no class folders"
-        mend = "a classifier needs at least two sub-folders of images, one for each class"
+        fix = "a classifier needs at least two sub-folders of images, one for each class"
         if splits["train"].name.lower() == "train":
-            mend += "; a folder named train is taken for a split, so a class of that name needs another"
-        raise DataError(f"the folder has {found}", where=where, mend=mend)
+            fix += "; a folder named train is taken for a split, so a class of that name needs another"
+        raise DataError(f"the folder has {found}", where=where, fix=fix)
     for split, found_names in names.items():
         if found_names != train:
             odd = sorted(set(found_names) ^ set(train))
             what = f"{split} and train differ in classes: {', '.join(odd[:5])}"
-            mend = f"give {split} the same sub-folders as train, an empty one removed from both"
-            raise DataError(what, where=str(splits[split]), mend=mend)
+            fix = f"give {split} the same sub-folders as train, an empty one removed from both"
+            raise DataError(what, where=str(splits[split]), fix=fix)
     return tuple(train)
 
 
@@ -202,6 +202,6 @@ def _stored_side(files: tuple[Path, ...], size: int | None, path: Path) -> int:
     if not sides or (len(sizes) == 1 and len({*next(iter(sizes))}) == 1):
         return sides[0] if sides else 1
     middle = sides[len(sides) // 2]
-    mend = f"say which side to scale to, for example --image-size {min(224, max(16, middle // 16 * 16))}"
+    fix = f"say which side to scale to, for example --image-size {min(224, max(16, middle // 16 * 16))}"
     what = f"the images come in {len(sizes)} sizes" if len(sizes) > 1 else "the images are not square"
-    raise DataError(what, where=str(path), mend=mend)
+    raise DataError(what, where=str(path), fix=fix)

@@ -42,7 +42,7 @@ def check_unchanged(
     *,
     what: str = "the data are not those this run was made with",
     where: str | None = None,
-    mend: str = "bring the old data back, or choose another folder with --out",
+    fix: str = "bring the old data back, or choose another folder with --out",
 ) -> None:
     """Refuse a data set that is not the one that was recorded.
 
@@ -51,14 +51,14 @@ def check_unchanged(
         dataset: what is here.
         what: the error's first words; what has changed follows.
         where: the folder that `recorded` belongs to.
-        mend: what to do about it.
+        fix: what to do about it.
 
     Raises:
         DataError: it is another; the error names what has changed.
     """
     if not is_learned(dataset, recorded):
         changes = list_changes(recorded, dataset.describe()) or ["the images have changed"]
-        raise DataError(f"{what}: {'; '.join(changes)}", where=where, mend=mend)
+        raise DataError(f"{what}: {'; '.join(changes)}", where=where, fix=fix)
 
 
 def list_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -125,9 +125,7 @@ def load(
         DataError: the set is missing or damaged.
     """
     if config.variance is not None and config.name not in TOYS:
-        raise ConfigError(
-            "variance belongs to the 2-D toys", where="data.variance", mend=f"name one: {', '.join(TOYS)}"
-        )
+        raise ConfigError("variance belongs to the 2-D toys", where="data.variance", fix=f"name one: {', '.join(TOYS)}")
     path = find_data(config.name, root)
     if path is None:
         source = _read_named(config, data_root(root), progress, keeping or Keeping())
@@ -158,34 +156,34 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> Source:
             ):  # numpy gives other members as bytes
                 raise ValueError
     except FileNotFoundError:
-        raise DataError("there is no such file", where=where, mend="check the path") from None
+        raise DataError("there is no such file", where=where, fix="check the path") from None
     except OSError as error:
-        raise DataError(f"the file cannot be read: {error}", where=where, mend="bring a plain .npz file") from None
+        raise DataError(f"the file cannot be read: {error}", where=where, fix="bring a plain .npz file") from None
     except Exception as error:  # zip, zlib, header and pickle troubles all have types of their own
-        mend = "write it by numpy.savez, with plain arrays"
-        raise DataError(f"this is not a readable .npz file ({type(error).__name__})", where=where, mend=mend) from None
+        fix = "write it by numpy.savez, with plain arrays"
+        raise DataError(f"this is not a readable .npz file ({type(error).__name__})", where=where, fix=fix) from None
     splits = {name: _split_of(arrays, name, where) for name in ("train", "val", "test")}
     train = splits["train"]
     if train is None:
-        mend = f"it holds {', '.join(found) or 'nothing'}; see `steppe data`"
-        raise DataError("the file lacks x_train and y_train", where=where, mend=mend)
+        fix = f"it holds {', '.join(found) or 'nothing'}; see `steppe data`"
+        raise DataError("the file lacks x_train and y_train", where=where, fix=fix)
     shapes = {s.shape for s in splits.values() if s is not None}
     if len(shapes) > 1:
-        mend = "bring all of them to one size and number of channels"
-        raise DataError(f"the splits have images of different shapes: {sorted(shapes)}", where=where, mend=mend)
+        fix = "bring all of them to one size and number of channels"
+        raise DataError(f"the splits have images of different shapes: {sorted(shapes)}", where=where, fix=fix)
     count = 1 + max(int(s.labels.max()) for s in splits.values() if s is not None)
     present = np.unique(train.labels.numpy())
     if len(present) < count or count < 2:
         first = int(np.flatnonzero(np.append(present, -1) != np.arange(len(present) + 1))[0])
         what = f"no training image has label {first}" if count > 1 else "there is only one class"
-        mend = "number the classes 0, 1, 2 … without gaps, at least two"
+        fix = "number the classes 0, 1, 2 … without gaps, at least two"
         beyond = [
             k for k, s in splits.items() if s is not None and s is not train and int(s.labels.max()) > present[-1]
         ]
         if beyond and 1 < len(present) == present[-1] + 1:
             what = f"y_{beyond[0]} holds classes that y_train does not: labels {len(present)} to {count - 1}"
-            mend = f"leave those images out of {beyond[0]}, or bring training images of these classes"
-        raise DataError(what, where=where, mend=mend)
+            fix = f"leave those images out of {beyond[0]}, or bring training images of these classes"
+        raise DataError(what, where=where, fix=fix)
     if names is None or len(names) != count:
         names = tuple(map(str, range(count)))
     return Source(names, train, splits["val"], splits["test"])
@@ -196,19 +194,19 @@ def _split_of(arrays: dict[str, np.ndarray], name: str, where: str) -> Split | N
     if x is None and y is None:
         return None
     if x is None or y is None:
-        raise DataError(f"of x_{name} and y_{name} only one is there", where=where, mend="bring both, or neither")
+        raise DataError(f"of x_{name} and y_{name} only one is there", where=where, fix="bring both, or neither")
     if x.ndim == 3:
         x = x[..., None]
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[-1] not in (1, 3) or x.shape[1] != x.shape[2] or not x.size:
         what = f"x_{name} is {x.dtype} of shape {x.shape}"
-        raise DataError(what, where=where, mend="images must be uint8, square, (N, H, W) or (N, H, W, 1 or 3)")
+        raise DataError(what, where=where, fix="images must be uint8, square, (N, H, W) or (N, H, W, 1 or 3)")
     y = y.reshape(-1)
     if y.dtype.kind not in "iu" or len(y) != len(x) or y.min() < 0 or y.max() >= 10**6:
         what = f"y_{name} is {y.dtype} of length {len(y)}, with {len(x)} images"
         if y.dtype.kind in "iu" and len(y) == len(x):
             what = f"y_{name} holds the label {int(y.min() if y.min() < 0 else y.max())}"
         raise DataError(
-            what, where=where, mend="labels must be whole numbers from 0, below a million, one for each image"
+            what, where=where, fix="labels must be whole numbers from 0, below a million, one for each image"
         )
     images = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
     return Split(images, torch.from_numpy(y.astype(np.int64)))
@@ -250,8 +248,8 @@ def _read_imagenet(path: Path, config: DataConfig, progress: Progress | None, ke
     listed = [Listed("train", k, file) for k, folder in enumerate(folders) for file in images_in(folder)]
     listed += [Listed("test", k, file) for k, name in enumerate(classes) for file in images_in(path / "val" / name)]
     if not any(one.split == "test" for one in listed):
-        mend = f"sort its images into class folders: put {DATASETS['imagenet'].bring}"
-        raise DataError("val holds no images of train's classes", where=str(path / "val"), mend=mend)
+        fix = f"sort its images into class folders: put {DATASETS['imagenet'].bring}"
+        raise DataError("val holds no images of train's classes", where=str(path / "val"), fix=fix)
     return read_listed(path, classes, listed, config.stored_size or config.image_size, "convert", progress, keeping)
 
 
@@ -299,7 +297,7 @@ def _read_torchvision(config: DataConfig, root: Path, progress: Progress | None,
             raise DataError(
                 f"{name} is not there, and downloading it failed: {str(error) or type(error).__name__}",
                 where=str(root),
-                mend=f"put into that folder: {DATASETS[name].bring}; or {name}.npz with uint8 x_train, x_test "
+                fix=f"put into that folder: {DATASETS[name].bring}; or {name}.npz with uint8 x_train, x_test "
                 "(N, H, W, C) and labels y_train, y_test; or name another folder with --data-root or STEPPE_DATA",
             ) from None
     if DATASETS[name].photographs:

@@ -135,11 +135,11 @@ class Files:
                 progress("reading images", len(files), len(files))
         if damaged:
             what = f"{len(damaged)} image(s) cannot be read: {_few(damaged)}"
-            raise DataError(what, where=str(self.root), mend="replace or remove these files")
+            raise DataError(what, where=str(self.root), fix="replace or remove these files")
         if odd and self.odd_images == "refuse":
-            mend = "convert them, or let steppe do it: --odd-images convert (16-bit is scaled to 8, alpha is dropped)"
+            fix = "convert them, or let steppe do it: --odd-images convert (16-bit is scaled to 8, alpha is dropped)"
             what = f"{len(odd)} image(s) are not 8-bit RGB or grey: {_few(odd)}"
-            raise DataError(what, where=str(self.root), mend=mend)
+            raise DataError(what, where=str(self.root), fix=fix)
 
     def _decode(self, file: Path) -> tuple[np.ndarray | None, str, str]:
         return decode(file, self.size)
@@ -192,9 +192,9 @@ def map_files(files: Files, folder: Path, progress: Progress | None = None) -> M
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".making-", suffix=".npy", dir=folder)
     except OSError as error:
-        mend = "name another folder with --cache or STEPPE_CACHE, or keep the images otherwise: --keep memory or stream"
+        fix = "name another folder with --cache or STEPPE_CACHE, or keep the images otherwise: --keep memory or stream"
         what = f"no cache of the images can be made: {error.strerror or error}"
-        raise DataError(what, where=str(folder), mend=mend) from None
+        raise DataError(what, where=str(folder), fix=fix) from None
     os.close(handle)
     try:
         _check_room(files, folder)
@@ -212,8 +212,8 @@ def _check_room(files: Files, folder: Path) -> None:
     needed, free = int(np.prod(files.shape)), shutil.disk_usage(folder).free
     if needed > free:
         what = f"the decoded images need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
-        mend = "name another folder with STEPPE_CACHE, choose a smaller stored_size, or stream (storage='stream')"
-        raise DataError(what, where=str(folder), mend=mend)
+        fix = "name another folder with STEPPE_CACHE, choose a smaller stored_size, or stream (storage='stream')"
+        raise DataError(what, where=str(folder), fix=fix)
 
 
 @contextmanager

@@ -43,6 +43,6 @@ def compare(found: Tensor, trained: Trained, images: Tensor, program: str) -> fl
     difference = float((found.double() - own).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(own.abs().max())):
         what = f"the exported network answers otherwise in {program}: its logits differ by {difference:.2g}"
-        mend = "use another --format, and tell us: this should not happen"
-        raise ConfigError(what, where=str(trained.folder), mend=mend)
+        fix = "use another --format, and tell us: this should not happen"
+        raise ConfigError(what, where=str(trained.folder), fix=fix)
     return difference

@@ -59,7 +59,7 @@ def export(
         RunError: the folder holds something already, or cannot be written.
     """
     if format not in FORMATS:
-        raise ConfigError(f"there is no format {format!r}", where="--format", mend=f"choose: {', '.join(FORMATS)}")
+        raise ConfigError(f"there is no format {format!r}", where="--format", fix=f"choose: {', '.join(FORMATS)}")
     folder = Path(folder)
     write, use = FORMATS[format]
     check_free(folder, replace)
@@ -207,20 +207,20 @@ def check_free(folder: Path, replace: bool) -> None:
     """
     try:
         if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
-            raise RunError("this is a file, not a folder", where=str(folder), mend="choose another with -o")
+            raise RunError("this is a file, not a folder", where=str(folder), fix="choose another with -o")
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     except OSError as error:
         raise explain_os_error(error, folder) from None
     held = sorted(name for name in names if not name.startswith(_PREFIX))
     if "config.toml" in held:
-        raise RunError("this is a run's folder", where=str(folder), mend="choose another with -o")
+        raise RunError("this is a run's folder", where=str(folder), fix="choose another with -o")
     if held and not replace:
-        mend = "choose another with -o, or say --replace"
-        raise RunError(f"this folder is not empty: it holds {', '.join(held[:3])}", where=str(folder), mend=mend)
+        fix = "choose another with -o, or say --replace"
+        raise RunError(f"this folder is not empty: it holds {', '.join(held[:3])}", where=str(folder), fix=fix)
     foreign = [name for name in held if name not in _FILES]
     if foreign:
         what = f"this folder holds more than an export: {', '.join(foreign[:3])}"
-        raise RunError(what, where=str(folder), mend="choose another with -o")
+        raise RunError(what, where=str(folder), fix="choose another with -o")
 
 
 def _move_into(made: Path, folder: Path) -> None:

@@ -89,7 +89,7 @@ def pictures_of(given: object, name: str, odd_images: str) -> Named:
         return Named([Picture(name, np.asarray(to_rgb(given)))], [], True)
     if not isinstance(given, np.ndarray):
         what = f"this is no image but {type(given).__name__}"
-        raise ConfigError(what, where=name, mend="give a path, a PIL image or an array of uint8")
+        raise ConfigError(what, where=name, fix="give a path, a PIL image or an array of uint8")
     has_channels = given.ndim > 2 and given.shape[-1] in (1, 3)
     dimensions = given.ndim - has_channels
     if given.dtype != np.uint8 or not given.size or dimensions not in (2, 3):

@@ -39,7 +39,7 @@ def write_onnx(trained: Trained, folder: Path, about: dict[str, Any]) -> float:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         what = f"ONNX needs packages that are not installed: {', '.join(missing)}"
-        raise ConfigError(what, mend="pip install 'steppe[onnx]'")
+        raise ConfigError(what, fix="pip install 'steppe[onnx]'")
     program = _translate(trained, trained.model_on_cpu())
     program.model.metadata_props.update(describe(about))
     try:
@@ -97,4 +97,4 @@ def _check(trained: Trained, path: Path) -> float:
 def _refusal(trained: Trained, error: Exception) -> ConfigError:
     reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
     what = f"torch cannot translate {trained.network.name!r} into ONNX: {reason}"
-    return ConfigError(what, where=str(trained.folder), mend="use --format safetensors")
+    return ConfigError(what, where=str(trained.folder), fix="use --format safetensors")

@@ -114,4 +114,4 @@ def _quiet() -> Iterator[None]:
 def _refusal(trained: Trained, reason: str) -> ConfigError:
     size = trained.images.image_size
     what = f"timm cannot build {trained.network.name!r} for {size}×{size} images: {reason}"
-    return ConfigError(what, where=str(trained.folder), mend=OTHERWISE)
+    return ConfigError(what, where=str(trained.folder), fix=OTHERWISE)

@@ -113,8 +113,8 @@ def describe_images(about: Mapping[str, Any], where: str) -> Dataset:
         if not len(mean) == len(std) == channels or not all(map(math.isfinite, mean + std)) or min(std) <= 0:
             raise ValueError("impossible statistics")
     except (KeyError, TypeError, ValueError):
-        mend = "bring the file back as training wrote it"
-        raise RunError("this does not say what the network's images are", where=where, mend=mend) from None
+        fix = "bring the file back as training wrote it"
+        raise RunError("this does not say what the network's images are", where=where, fix=fix) from None
     name = str(about.get("name", ""))
     kind = torch.float32 if name in TOYS else torch.uint8
     none = Split(torch.empty(0, channels, stored, stored, dtype=kind), torch.empty(0, dtype=torch.int64))
@@ -125,14 +125,14 @@ def describe_images(about: Mapping[str, Any], where: str) -> Dataset:
 def _open_exported(path: Path, about: dict[str, Any], device: str | None) -> Trained:
     where = str(path / "config.json")
     if not (path / WEIGHTS).is_file():
-        mend = "export it with --format safetensors, or name the run folder"
+        fix = "export it with --format safetensors, or name the run folder"
         what = f"this folder has no {WEIGHTS}" + (": it is for onnxruntime" if (path / "model.onnx").exists() else "")
-        raise RunError(what, where=str(path), mend=mend)
+        raise RunError(what, where=str(path), fix=fix)
     data = about.get("data")
     images = describe_images(data if isinstance(data, dict) else {}, where)
     name = str(about.get("model") or "")
     if not name:
-        raise RunError("this does not say which network it is", where=where, mend="export the run again")
+        raise RunError("this does not say which network it is", where=where, fix="export the run again")
     network, odd = ModelConfig(name=name), "convert" if about.get("odd_images") == "convert" else "refuse"
     return _open(path, str(about.get("run", "")), network, images, odd, path / WEIGHTS, device, exported=about)
 

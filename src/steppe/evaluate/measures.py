@@ -100,13 +100,13 @@ def _attacks(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str
 def _variants(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     if dataset.name != "imagenet" or settings.root is None:
         what = "ImageNet V2, R and ReaL are for networks trained on ImageNet"
-        raise MeasureError(what, where=dataset.name, mend="measure a model of --data imagenet")
+        raise MeasureError(what, where=dataset.name, fix="measure a model of --data imagenet")
     found: dict[str, Any] = {}
     for name in VARIANTS:
         try:
             variant = load_variant(name, dataset, settings.root)
         except DataError as error:
-            settings.say(f"passed over {name}: {error.what} ({error.mend})")
+            settings.say(f"passed over {name}: {error.what} ({error.fix})")
             continue
         found[name] = in_smaller_chunks(
             lambda size, variant=variant: measure_variant(  # type: ignore[misc]

@@ -52,7 +52,7 @@ def measure_corruptions(
         corruption, `mean` over all, and `mean_15` over those that count for the published mean, if all were measured.
     """
     if not names:
-        raise MeasureError("no corruption is named", mend=f"choose from: {', '.join(CORRUPTIONS)}")
+        raise MeasureError("no corruption is named", fix=f"choose from: {', '.join(CORRUPTIONS)}")
     for name in names:
         if name not in CORRUPTIONS:
             raise unknown_name("corruption", name, CORRUPTIONS)

@@ -111,13 +111,13 @@ def _find_layers(model: nn.Module) -> list[Any]:
     ]
     if not layers:
         raise MeasureError(
-            f"a {type(model).__name__} has no attention to show", mend="choose a vision transformer (ViT)"
+            f"a {type(model).__name__} has no attention to show", fix="choose a vision transformer (ViT)"
         )
     if any(hasattr(layer, "window_size") or hasattr(layer, "relative_position_bias_table") for layer in layers):
         what = f"the attention of a {type(model).__name__} stays within windows: no token looks at the whole image"
-        raise MeasureError(what, mend="choose a vision transformer (ViT)")
+        raise MeasureError(what, fix="choose a vision transformer (ViT)")
     if any(not hasattr(layer, "fused_attn") for layer in layers):
-        raise MeasureError("attention without softmax has no weights to show", mend="choose a ViT with softmax")
+        raise MeasureError("attention without softmax has no weights to show", fix="choose a ViT with softmax")
     return layers
 
 

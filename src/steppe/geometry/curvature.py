@@ -152,18 +152,18 @@ def top_eigenvectors(
         part that was `known` has no vectors.
     """
     if method not in ("lanczos", "power"):
-        raise ConfigError(f"unknown method {method!r}", mend="choose lanczos or power")
+        raise ConfigError(f"unknown method {method!r}", fix="choose lanczos or power")
     if iterations < 1 or top < 1:
         raise ConfigError("iterations and top must be 1 or more")
     if method == "power" and top > 1:
-        raise ConfigError("power iteration finds one eigenvalue", mend="use Lanczos for the top k")
+        raise ConfigError("power iteration finds one eigenvalue", fix="use Lanczos for the top k")
     if isinstance(both_ends, str) or not {*both_ends} <= {*parts, WHOLE}:
         raise ConfigError(
-            f"both_ends must name some of the parts: {', '.join(parts)}", mend="give a list of their names"
+            f"both_ends must name some of the parts: {', '.join(parts)}", fix="give a list of their names"
         )
     if method == "lanczos" and top > iterations:
-        mend = f"ask for at most {iterations}, or for more iterations"
-        raise ConfigError(f"{iterations} iterations of Lanczos do not find {top} eigenvalues", mend=mend)
+        fix = f"ask for at most {iterations}, or for more iterations"
+        raise ConfigError(f"{iterations} iterations of Lanczos do not find {top} eigenvalues", fix=fix)
     figures: dict[str, PartCurvature] = {}
     vectors: dict[str, list[dict[str, Tensor]]] = {}
     with Hessian(model, batches, parts=parts, **options) as hessian:

@@ -212,7 +212,7 @@ def _parts(model: nn.Module, asked: str) -> Mapping[str, list[str]]:
     except ConfigError as error:
         if asked in ("roles", "all"):
             return everything
-        raise MeasureError(error.what, mend="measure the whole model: --set lambda_max.parts=whole") from None
+        raise MeasureError(error.what, fix="measure the whole model: --set lambda_max.parts=whole") from None
     trained = set(everything[WHOLE])  # of a run that fine-tuned a part, the frozen ones have no curvature to show
     kept = {part: [name for name in names if name in trained] for part, names in named.items()}
     kept = {part: names for part, names in kept.items() if names}
@@ -227,11 +227,11 @@ def _parts(model: nn.Module, asked: str) -> Mapping[str, list[str]]:
     wanted = [part.strip() for part in asked.split(",")]
     for part in wanted:
         if part != WHOLE and part not in named:
-            mend = f"it has: {', '.join([WHOLE, *named])}"
-            raise MeasureError(f"this model has no part {part!r}", mend=mend)
+            fix = f"it has: {', '.join([WHOLE, *named])}"
+            raise MeasureError(f"this model has no part {part!r}", fix=fix)
         if part != WHOLE and part not in kept:
             raise MeasureError(
-                f"{part!r} was not trained: all of it is frozen", mend=f"choose {', '.join([WHOLE, *kept])}"
+                f"{part!r} was not trained: all of it is frozen", fix=f"choose {', '.join([WHOLE, *kept])}"
             )
     return {part: everything[WHOLE] if part == WHOLE else kept[part] for part in wanted}
 

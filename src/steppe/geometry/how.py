@@ -103,7 +103,7 @@ def spread_over_subsets(measure: Callable[[Batches], float], batches: Batches, s
     """
     if not 2 <= subsets <= count_examples(batches):
         raise ConfigError(
-            f"{count_examples(batches)} examples cannot be cut into {subsets} subsets", mend="ask for 2 or more"
+            f"{count_examples(batches)} examples cannot be cut into {subsets} subsets", fix="ask for 2 or more"
         )
     values = []
     for subset in range(subsets):

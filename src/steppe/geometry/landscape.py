@@ -100,7 +100,7 @@ class LossAt:
         self.reestimate = reestimate and bool(self.norms)
         if self.reestimate and any(len(labels) == 1 for _, labels in batches):
             what = "BatchNorm's statistics cannot be taken on one image, and the last batch has no more"
-            raise SteppeError(what, mend="take an image more or less, or batches of another size")
+            raise SteppeError(what, fix="take an image more or less, or batches of another size")
         self.total = torch.zeros((), dtype=torch.float64, device=batches[0][0].device)
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -290,7 +290,7 @@ def measure_between(
     found = list(known or [])[:points]
     ours, theirs = model.state_dict(), other.state_dict()
     if {k: v.shape for k, v in ours.items()} != {k: v.shape for k, v in theirs.items()}:
-        raise MeasureError("the two models are not of one shape", mend="compare runs of the same model and classes")
+        raise MeasureError("the two models are not of one shape", fix="compare runs of the same model and classes")
     names = [name for name, value in ours.items() if value.is_floating_point()]
     with as_found(model):
         live = [ours[name] for name in names]

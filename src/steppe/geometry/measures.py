@@ -67,7 +67,7 @@ def _square(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str,
 
 def _between(model: nn.Module, dataset: Dataset, settings: Settings) -> dict[str, Any]:
     if settings.other is None:
-        raise MeasureError("the way to another run needs that run", mend="name it: --with RUN")
+        raise MeasureError("the way to another run needs that run", fix="name it: --with RUN")
     return _landscape(model, dataset, settings, measure_between, settings.other)
 
 
@@ -171,8 +171,8 @@ def _on_training_images(
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
-            mend = f"ask for less than batch={settings['batch']}, or for batchnorm=kept: that can be cut"
-            raise SteppeError("the memory does not hold a batch to take statistics on", mend=mend) from None
+            fix = f"ask for less than batch={settings['batch']}, or for batchnorm=kept: that can be cut"
+            raise SteppeError("the memory does not hold a batch to take statistics on", fix=fix) from None
     return in_smaller_chunks(in_chunks, settings.batch_size, settings.say)
 
 

@@ -201,7 +201,7 @@ def measure_missing_rate(model: nn.Module, batches: Batches, *, weight: float = 
         seed: of the pairing.
     """
     if not 0 <= weight <= 1:
-        raise ConfigError(f"a mixture cannot hold {weight:g} of an image", mend="choose a weight from 0 to 1")
+        raise ConfigError(f"a mixture cannot hold {weight:g} of an image", fix="choose a weight from 0 to 1")
     check_finite(model)
     check_batches(batches)
     images = torch.cat([x for x, _ in batches])

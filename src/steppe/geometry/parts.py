@@ -20,7 +20,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters a measure is about, by name: those that are not frozen."""
     found = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not found:
-        raise SteppeError("the model has no trainable parameter", mend="unfreeze the part that is to be measured")
+        raise SteppeError("the model has no trainable parameter", fix="unfreeze the part that is to be measured")
     return found
 
 
@@ -50,6 +50,6 @@ def resolve_parts(model: nn.Module, parts: Parts, *, frozen: bool = False) -> di
         found[part] = [name for name in named[part] if name in trained]
         if not found[part]:
             raise ConfigError(
-                f"no parameter of {part!r} is trainable", mend="leave this part out, or unfreeze it in the model"
+                f"no parameter of {part!r} is trainable", fix="leave this part out, or unfreeze it in the model"
             )
     return found

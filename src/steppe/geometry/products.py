@@ -269,7 +269,7 @@ class Hessian:
             loss = self._mean_loss(images, targets)
             if not bool(torch.isfinite(loss)):
                 raise SteppeError(
-                    "the loss is not finite, so it has no curvature", mend="look at the weights and the images"
+                    "the loss is not finite, so it has no curvature", fix="look at the weights and the images"
                 )
             return torch.autograd.grad(loss, list(self.named.values()), create_graph=True, allow_unused=True)
 
@@ -293,10 +293,10 @@ class Hessian:
             self.chunk = math.ceil(self.chunk / 2)
             self.room = 0 if self.room is not None else None  # None: it ran out while planning
         else:
-            mend = "measure a smaller model, or on a device with more memory"
+            fix = "measure a smaller model, or on a device with more memory"
             if self.batch_norm == "batch":
-                mend = "set batch to less, or use BatchNorm's running statistics: a batch may not be cut here"
-            raise SteppeError("memory ran out, even for the smallest chunk of data", mend=mend)
+                fix = "set batch to less, or use BatchNorm's running statistics: a batch may not be cut here"
+            raise SteppeError("memory ran out, even for the smallest chunk of data", fix=fix)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

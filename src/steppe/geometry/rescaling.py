@@ -65,7 +65,7 @@ def as_chain(model: nn.Module, images: Tensor, *, bias: bool) -> nn.Sequential:
             same = False
     if not same:
         what = f"a {type(model).__name__} is no chain of linear layers and ReLUs"
-        raise MeasureError(what, mend="choose a perceptron, such as mlp_64_64")
+        raise MeasureError(what, fix="choose a perceptron, such as mlp_64_64")
     if not bias:
         for layer in chain:
             if isinstance(layer, nn.Linear):

@@ -49,13 +49,13 @@ def check_products(hessian: Hessian, seed: int = 0) -> Checks:
     if not symmetry <= allowed:
         raise MeasureError(
             f"the Hessian's products are not symmetric (off by {symmetry:.1%}), so no figure is given",
-            mend="look for an operation of the model whose second derivative is wrong or random",
+            fix="look for an operation of the model whose second derivative is wrong or random",
         )
     differences = None if few[0][0].device.type == "mps" else _difference_error(hessian, few, seed)
     if differences is not None and not differences <= _ALLOWED:
         raise MeasureError(
             f"the Hessian's products differ by {differences:.1%} from differences of gradients, so no figure is given",
-            mend="look for an operation of the model whose second derivative is wrong",
+            fix="look for an operation of the model whose second derivative is wrong",
         )
     return {"symmetry": symmetry, "finite_differences": differences}
 
@@ -100,6 +100,6 @@ def _difference_error(hessian: Hessian, few: Batches, seed: int) -> float:
     if min(errors) > _ALLOWED and all(5 * large < small for large, small in pairwise(errors)):
         raise MeasureError(
             "the gradient jumps at these very weights, so the loss has no curvature there",
-            mend="measure trained weights: in a fresh network with layers of zeros, ReLUs sit exactly at their kink",
+            fix="measure trained weights: in a fresh network with layers of zeros, ReLUs sit exactly at their kink",
         )
     return min(errors)

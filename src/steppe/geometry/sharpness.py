@@ -189,7 +189,7 @@ def _climb(point: Hessian, scale: Tensor | float, rho: float, steps: int, pace: 
         here, gradient = point.loss_and_gradient()
         if not math.isfinite(here):
             raise SteppeError(
-                "the loss is not finite within the ball", where=f"rho={rho:g}", mend="choose a smaller rho"
+                "the loss is not finite within the ball", where=f"rho={rho:g}", fix="choose a smaller rho"
             )
         best = max(best, here)
     return clean, best

@@ -91,14 +91,14 @@ def measure_tangent_kernel(
         tell: takes how many blocks are done, and of how many.
     """
     if definition not in ("all", "sum", "one"):
-        raise ConfigError(f"unknown definition {definition!r}", mend="choose all, sum or one")
+        raise ConfigError(f"unknown definition {definition!r}", fix="choose all, sum or one")
     check_finite(model)
     check_batches(batches, classes=False)
     examples = count_examples(batches)
     if block < 2 or examples < block:
         raise SteppeError(
             f"{examples} examples do not fill a block of {block}",
-            mend="give more examples, or a smaller block (2 or more)",
+            fix="give more examples, or a smaller block (2 or more)",
         )
     device = next(model.parameters()).device
     double = double and device.type != "mps"
@@ -163,7 +163,7 @@ def _rows(model: nn.Module, images: Tensor, definition: Definition, logit: int, 
     with torch.no_grad():
         classes = model(images[:2]).shape[1]
     if not 0 <= logit < classes:
-        raise ConfigError(f"there is no logit {logit}", mend=f"choose one of 0 to {classes - 1}")
+        raise ConfigError(f"there is no logit {logit}", fix=f"choose one of 0 to {classes - 1}")
     outputs = classes if definition == "all" else 1
 
     def pick(logits: Tensor, output: int) -> Tensor:

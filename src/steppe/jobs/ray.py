@@ -246,8 +246,8 @@ class RayWorkers(Pool):
                 self._idle.append(worker)
                 if not self._seen[worker] and not self._copies:
                     what = f"{host}, a machine of the cluster, does not see the search's folder"
-                    mend = "put it where all machines see it under the same path; `steppe study run` can do without"
-                    self._trouble = ConfigError(what, where=str(self.folder), mend=mend)
+                    fix = "put it where all machines see it under the same path; `steppe study run` can do without"
+                    self._trouble = ConfigError(what, where=str(self.folder), fix=fix)
                     raise self._trouble
             except self.ray.exceptions.RayTaskError as error:
                 if not isinstance(error.cause, SteppeError):
@@ -389,8 +389,8 @@ def check_cluster(address: str | None) -> Any:
     try:
         import ray
     except ImportError:
-        mend = "pip install 'steppe[ray]'"
-        raise ConfigError("--on ray needs the package ray, which is not installed", where="--on", mend=mend) from None
+        fix = "pip install 'steppe[ray]'"
+        raise ConfigError("--on ray needs the package ray, which is not installed", where="--on", fix=fix) from None
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if port.isdigit():  # and not none, "auto" or "local"
         try:
@@ -402,17 +402,17 @@ def check_cluster(address: str | None) -> Any:
 
 def _no_answer(address: str, reason: str, there: bool = False) -> ConfigError:
     """The error of a cluster that cannot be joined; `there`: something listens at its address."""
-    mend = "start one with `ray start --head`, or leave --address away to have one on this machine"
+    fix = "start one with `ray start --head`, or leave --address away to have one on this machine"
     if there and "RAY_AUTH_MODE" not in os.environ:
-        mend = "set RAY_AUTH_MODE=token: the cluster may ask for a token, which Ray sends to an --address only then"
-    return ConfigError(f"the Ray cluster does not answer: {reason}", where=f"--address {address}", mend=mend)
+        fix = "set RAY_AUTH_MODE=token: the cluster may ask for a token, which Ray sends to an --address only then"
+    return ConfigError(f"the Ray cluster does not answer: {reason}", where=f"--address {address}", fix=fix)
 
 
 def _gpus_of_job(ray: Any, device: str | None) -> int:
     """Return one GPU for a job, where it is requested or the cluster has any."""
     there = int(ray.cluster_resources().get("GPU", 0))
     if device and not device.startswith("cpu") and not there:
-        raise ConfigError(f"the cluster has no GPU for --device {device}", where="--device", mend="leave it away")
+        raise ConfigError(f"the cluster has no GPU for --device {device}", where="--device", fix="leave it away")
     return 1 if there and not (device or "").startswith("cpu") else 0
 
 

@@ -32,8 +32,8 @@ def in_smaller_chunks(work: Callable[[int], T], batch_size: int, say: Callable[[
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if batch_size == 1:
-            mend = "use another device (--device cpu), or a smaller image_size"
-            raise SteppeError("the memory does not hold one image at a time", mend=mend)
+            fix = "use another device (--device cpu), or a smaller image_size"
+            raise SteppeError("the memory does not hold one image at a time", fix=fix)
         batch_size = max(1, batch_size // 2)
         if say is not None:
             say(f"memory ran out: going on with {batch_size} images at a time, which is the same figure")

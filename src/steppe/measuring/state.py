@@ -67,7 +67,7 @@ def numerics(precision: Precision, *, repeatable: bool = True) -> Iterator[None]
         repeatable: have cuDNN choose the same, deterministic algorithms every time, rather than the fastest it finds.
     """
     if precision not in get_args(Precision):
-        raise ConfigError(f"precision cannot be {precision!r}", mend=f"choose one of: {', '.join(get_args(Precision))}")
+        raise ConfigError(f"precision cannot be {precision!r}", fix=f"choose one of: {', '.join(get_args(Precision))}")
     cudnn = torch.backends.cudnn
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -83,8 +83,8 @@ def check_finite(model: nn.Module, where: str | None = None) -> None:
     """Refuse a model whose weights or statistics are not numbers: no measure of it means anything."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            mend = "train it again, with a smaller learning rate if it diverged"
-            raise MeasureError(f"the weights hold NaN or infinity, in {name!r}", where=where, mend=mend)
+            fix = "train it again, with a smaller learning rate if it diverged"
+            raise MeasureError(f"the weights hold NaN or infinity, in {name!r}", where=where, fix=fix)
 
 
 def check_batches(batches: Batches, *, batch_norm: BatchNormMode = "running", classes: bool = True) -> None:
@@ -96,7 +96,7 @@ def check_batches(batches: Batches, *, batch_norm: BatchNormMode = "running", cl
         classes: whether the figure depends on labels.
     """
     if not count_examples(batches):
-        raise SteppeError("there are no examples to measure on", mend="give at least one batch")
+        raise SteppeError("there are no examples to measure on", fix="give at least one batch")
     for index, (images, _) in enumerate(batches):
         if not bool(torch.isfinite(images).all()):
             raise SteppeError("an image holds NaN or infinite numbers", where=f"batch {index}")
@@ -112,7 +112,7 @@ def check_batches(batches: Batches, *, batch_norm: BatchNormMode = "running", cl
                 f"all {len(labels)} examples are of class {int(labels[0])}: a figure measured on one class says "
                 "nothing about a classifier",
                 where=where,
-                mend="take more examples, a random or stratified subset: a sorted one holds one class at a time",
+                fix="take more examples, a random or stratified subset: a sorted one holds one class at a time",
             )
 
 

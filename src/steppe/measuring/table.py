@@ -75,8 +75,8 @@ class Settings(Mapping[str, Any]):
     def pick(self, key: str, known: Mapping[str, T]) -> T:
         """What the value of a setting stands for."""
         if self[key] not in known:
-            mend = f"choose one of: {', '.join(known)}"
-            raise ConfigError(f"{key} cannot be {self[key]!r}", where="--set", mend=mend)
+            fix = f"choose one of: {', '.join(known)}"
+            raise ConfigError(f"{key} cannot be {self[key]!r}", where="--set", fix=fix)
         return known[self[key]]
 
     def chosen_weights(self, model: nn.Module) -> nn.Module:
@@ -134,7 +134,7 @@ def choose(table: Mapping[str, Measure], only: str | None) -> dict[str, Measure]
         return {name: measure for name, measure in table.items() if measure.by_default}
     names = [name.strip() for name in only.split(",") if name.strip()]
     if not names:
-        raise ConfigError("no measure is named", where="--only", mend=f"choose from: {', '.join(table)}")
+        raise ConfigError("no measure is named", where="--only", fix=f"choose from: {', '.join(table)}")
     for name in names:
         if name not in table:
             raise unknown_name("measure", name, table, where="--only")

@@ -108,8 +108,8 @@ def check_value(value: Any, allowed: Allowed, where: str) -> None:
     key = where.removeprefix("--set ").partition("=")[0].rpartition(", ")[2]
     if isinstance(allowed, Range) and not allowed.holds(value):
         shown = f"{value:g}" if isinstance(value, float) else str(value)[:40]
-        raise ConfigError(f"{key} cannot be {shown}", where=where[:200], mend=f"choose a number: {allowed}")
+        raise ConfigError(f"{key} cannot be {shown}", where=where[:200], fix=f"choose a number: {allowed}")
     if isinstance(allowed, tuple) and not isinstance(value, bool) and value not in allowed:
-        raise ConfigError(f"{key} cannot be {value!r}", where=where, mend=f"choose one of: {', '.join(allowed)}")
+        raise ConfigError(f"{key} cannot be {value!r}", where=where, fix=f"choose one of: {', '.join(allowed)}")
     if isinstance(allowed, Text) and not str(value).strip():
-        raise ConfigError(f"{key} is empty", where=where, mend=f"say {allowed}")
+        raise ConfigError(f"{key} is empty", where=where, fix=f"say {allowed}")

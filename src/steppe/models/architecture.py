@@ -86,9 +86,9 @@ def _plain(name: str) -> str:
 
 def _without_weights(asked: ModelConfig) -> dict[str, object]:
     if asked.mode != "finetune":
-        mend = "fetch some: steppe weights get NAME; `steppe weights list` has the names"
+        fix = "fetch some: steppe weights get NAME; `steppe weights list` has the names"
         what = f"mode {asked.mode!r} begins from trained weights, and none are at hand for this model"
-        raise ConfigError(what, where="model.weights", mend=mend)
+        raise ConfigError(what, where="model.weights", fix=fix)
     say_once(
         "no pretrained weights are at hand: training begins from scratch (`steppe weights list` shows what can be had)"
     )
@@ -99,12 +99,12 @@ def _model_of(source: str) -> str:
     """The model that weights belong to, told by their name, by what lies beside them, or by their entries."""
     if known := PRETRAINED.get(source):
         return known.model
-    mend = "name it: --model NAME (model.name); `steppe models` lists the names"
+    fix = "name it: --model NAME (model.name); `steppe models` lists the names"
     path = weights_file(source)
     if path is None:
         if source == "timm" or source.startswith(HUB_PREFIXES):
             raise ConfigError(
-                f"the model is missing that is to get the weights {source!r}", where="model.name", mend=mend
+                f"the model is missing that is to get the weights {source!r}", where="model.name", fix=fix
             )
         architecture = source.partition(":")[2].partition(".")[0]
         return f"timm:{architecture}" if short_name(architecture) else architecture
@@ -117,7 +117,7 @@ def _model_of(source: str) -> str:
         return found[0]
     why = f"they fit {' and '.join(found)}" if found else "they fit none that steppe tries"
     raise ConfigError(
-        f"which model the weights {source} belong to cannot be told: {why}", where="model.weights", mend=mend
+        f"which model the weights {source} belong to cannot be told: {why}", where="model.weights", fix=fix
     )
 
 

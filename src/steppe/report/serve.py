@@ -90,7 +90,7 @@ def open_server(folders: Sequence[Path], render: Render, port: int = 0) -> Threa
         server = ThreadingHTTPServer((HOST, port), type("Handler", (_Handler,), {"pages": pages}))
     except (OSError, OverflowError) as error:
         what = f"port {port} cannot be used: {getattr(error, 'strerror', None) or error}"
-        raise RunError(what, mend="choose another with --port, or leave it away: a free one is taken") from None
+        raise RunError(what, fix="choose another with --port, or leave it away: a free one is taken") from None
     server.daemon_threads = True
     return server
 

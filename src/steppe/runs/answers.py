@@ -65,6 +65,6 @@ def read_answers(folder: Path) -> Answers | None:
         if len({getattr(answers, name).shape for name in ("answers", "labels", "nll")}) != 1:
             raise ValueError("its vectors differ in length")
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        mend = f"remove {path}: it is made again from the run's weights"
-        raise RunError(f"the answers are damaged: {error}", where=str(path), mend=mend) from None
+        fix = f"remove {path}: it is made again from the run's weights"
+        raise RunError(f"the answers are damaged: {error}", where=str(path), fix=fix) from None
     return answers

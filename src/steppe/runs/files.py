@@ -37,7 +37,7 @@ def write_atomically(path: str | Path, content: bytes | str, *, replace: bool = 
             path = _target(path)
         if path.exists() and not path.is_file():
             raise RunError(
-                "this is not a plain file, so it is not replaced", where=str(path), mend="choose another name"
+                "this is not a plain file, so it is not replaced", where=str(path), fix="choose another name"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -120,8 +120,8 @@ def locked(folder: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     while (handle := try_lock(folder / ".lock")) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     if handle is None:
-        mend = "wait for it, or stop it and run the same command again"
-        raise Busy(f"another process is working on this {what}", where=str(folder), mend=mend)
+        fix = "wait for it, or stop it and run the same command again"
+        raise Busy(f"another process is working on this {what}", where=str(folder), fix=fix)
     try:
         remove_leftovers(folder)
         yield
@@ -167,8 +167,8 @@ def read_json(path: str | Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"the file cannot be read: {error}", where=str(path)) from None
     except (ValueError, RecursionError) as error:  # JSON's own, and a number of thousands of digits
-        mend = "put the file back, or remove it: what can be computed again will be"
-        raise RunError(f"this is not valid JSON: {error}", where=str(path), mend=mend) from None
+        fix = "put the file back, or remove it: what can be computed again will be"
+        raise RunError(f"this is not valid JSON: {error}", where=str(path), fix=fix) from None
 
 
 def _finite(text: str) -> float:
@@ -183,17 +183,17 @@ def explain_os_error(error: OSError, path: str | Path) -> RunError:
     """Say what a failed write means and what to do."""
     where = str(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        mend = "free some space or choose another folder, then run the same command again: it goes on from here"
-        return RunError("the disk is full: nothing that was there before is lost", where=where, mend=mend)
+        fix = "free some space or choose another folder, then run the same command again: it goes on from here"
+        return RunError("the disk is full: nothing that was there before is lost", where=where, fix=fix)
     if error.errno == errno.ENAMETOOLONG:
-        return RunError("this name is too long", where=where[:80] + " …", mend="choose a shorter one")
+        return RunError("this name is too long", where=where[:80] + " …", fix="choose a shorter one")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return RunError("this may not be written", where=where, mend="choose a folder you may write to")
+        return RunError("this may not be written", where=where, fix="choose a folder you may write to")
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
         explained = _explain_place(Path(path))
         if explained is not None:
             return explained
-    return RunError(f"this cannot be written: {error.strerror or error}", where=where, mend="choose another folder")
+    return RunError(f"this cannot be written: {error.strerror or error}", where=where, fix="choose another folder")
 
 
 def _explain_place(path: Path) -> RunError | None:
@@ -202,9 +202,9 @@ def _explain_place(path: Path) -> RunError | None:
         if place.is_symlink() and not place.exists():
             target = place.parent / os.readlink(place)
             what = f"this is a link to {target}, which is not there"
-            return RunError(what, where=str(place), mend="make that folder, remove the link, or choose another folder")
+            return RunError(what, where=str(place), fix="make that folder, remove the link, or choose another folder")
         if place.is_file():
-            return RunError("this is a file, not a folder", where=str(place), mend="choose another folder")
+            return RunError("this is a file, not a folder", where=str(place), fix="choose another folder")
     return None
 
 
@@ -213,7 +213,7 @@ def _target(link: Path) -> Path:
     try:
         return link.resolve(strict=False)
     except (RuntimeError, OSError):  # which of them is a matter of Python's version
-        raise RunError("this link leads to itself", where=str(link), mend="remove it") from None
+        raise RunError("this link leads to itself", where=str(link), fix="remove it") from None
 
 
 def _umask() -> int:

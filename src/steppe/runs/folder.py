@@ -42,8 +42,8 @@ class Run:
         """
         self.path = Path(path)
         if not (self.path / "config.toml").is_file():
-            mend = "name a folder that `steppe train` or `steppe study run` made"
-            raise RunError("this is not a run folder: it has no config.toml", where=str(path), mend=mend)
+            fix = "name a folder that `steppe train` or `steppe study run` made"
+            raise RunError("this is not a run folder: it has no config.toml", where=str(path), fix=fix)
 
     def __repr__(self) -> str:
         """Show the folder."""
@@ -61,14 +61,14 @@ class Run:
         Raises:
             RunError: the file is damaged, or is not the one a finished run was made from.
         """
-        mend = "put config.toml back as it was"
+        fix = "put config.toml back as it was"
         try:
             config = load_run_config(self.path / "config.toml")
         except ConfigError as error:
-            raise RunError(f"the run's configuration is damaged: {error.what}", where=error.where, mend=mend) from None
+            raise RunError(f"the run's configuration is damaged: {error.what}", where=error.where, fix=fix) from None
         expected = self.read_or_empty("summary.json").get("config_sha256")
         if expected and expected != self.config_sha256:
-            raise RunError("the run's configuration was changed after training", where=str(self.path), mend=mend)
+            raise RunError("the run's configuration was changed after training", where=str(self.path), fix=fix)
         return config
 
     @property
@@ -180,8 +180,8 @@ def create_run(path: str | Path, config: RunConfig) -> Run:
     there = run.config
     if there.hash != config.hash:
         different = ", ".join(_differences(there.model_dump(), config.model_dump()))
-        mend = "choose another folder with --out, or leave --out away: each configuration has a folder of its own"
-        raise RunError(f"this folder belongs to another configuration: {different}", where=str(path), mend=mend)
+        fix = "choose another folder with --out, or leave --out away: each configuration has a folder of its own"
+        raise RunError(f"this folder belongs to another configuration: {different}", where=str(path), fix=fix)
     return run
 
 
@@ -196,9 +196,9 @@ def _begin(path: Path, config: RunConfig) -> None:
     """Write the configuration into a folder that is empty or not there, unless another process is faster."""
     foreign = holds_others(path)
     if foreign and not path.is_dir():
-        raise RunError("this is a file, not a folder", where=str(path), mend="choose another with --out")
+        raise RunError("this is a file, not a folder", where=str(path), fix="choose another with --out")
     if foreign and not _is_run(path):
-        raise RunError("this folder is not empty and holds no run", where=str(path), mend="choose another with --out")
+        raise RunError("this folder is not empty and holds no run", where=str(path), fix="choose another with --out")
     try:
         write_atomically(path / "config.toml", dump_toml(config), replace=False)
     except RunError:
@@ -217,7 +217,7 @@ def find_runs(paths: list[str] | list[Path], skipped: list[str] | None = None) -
     found: dict[Path, Run] = {}
     for path in map(Path, paths):
         if not path.is_dir():
-            raise RunError("there is no such folder", where=str(path), mend="check the path")
+            raise RunError("there is no such folder", where=str(path), fix="check the path")
         if (path / "config.toml").is_file():
             found.setdefault(path.resolve(), Run(path))
             continue
@@ -232,7 +232,7 @@ def find_runs(paths: list[str] | list[Path], skipped: list[str] | None = None) -
             found.setdefault(run.path.resolve(), run)
     if not found:
         where = ", ".join(map(str, paths))
-        raise RunError("there are no runs here", where=where, mend="train one first: `steppe train`")
+        raise RunError("there are no runs here", where=where, fix="train one first: `steppe train`")
     return list(found.values())
 
 

@@ -41,13 +41,13 @@ class Output:
         Raises:
             RunError: there is a folder, a pipe or a device, or a file of another kind without `force`.
         """
-        mend = "choose another name with -o"
+        fix = "choose another name with -o"
         try:
             if not path.exists():
                 return
             if not path.is_file():
                 what = f"this is not a plain file, so {self.name} cannot be written there"
-                raise RunError(what, where=str(path), mend=mend)
+                raise RunError(what, where=str(path), fix=fix)
             if force:
                 return
             with open_plain(path) as file:
@@ -56,10 +56,10 @@ class Output:
                 held += b"\n" + file.read(LOOKED_AT)
         except OSError as error:
             what = f"{self.name} cannot be written there: {error.strerror}"
-            raise RunError(what, where=str(path)[:200], mend=mend) from None
+            raise RunError(what, where=str(path)[:200], fix=fix) from None
         if held.strip() and not self.pattern.search(held):
             what = f"this file is there already, and is not {self.name} that steppe wrote"
-            raise RunError(what, where=str(path), mend=f"{mend}, or say --force to replace the file")
+            raise RunError(what, where=str(path), fix=f"{fix}, or say --force to replace the file")
 
     def write(self, path: Path, content: bytes | str, *, force: bool = False) -> None:
         """Write it, in the place of an earlier output of this kind alone; see `check`.

@@ -310,8 +310,8 @@ def check_trackers(names: Iterable[str]) -> None:
             raise unknown_name("tracker", name, TRACKERS, where="--track")
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a folder of that name would be found, too
-            mend = f"install it: pip install 'steppe[{name}]'"
-            raise ConfigError(f"the package {name} is not installed", where=f"--track {name}", mend=mend)
+            fix = f"install it: pip install 'steppe[{name}]'"
+            raise ConfigError(f"the package {name} is not installed", where=f"--track {name}", fix=fix)
 
 
 @contextmanager

@@ -25,8 +25,8 @@ def find_trained(path: str | Path) -> Path:
     except (OSError, ValueError):  # a name too long, a null character
         is_folder = False
     if not is_folder:
-        mend = "check the path; `steppe train` and `steppe fit` make such folders"
-        raise RunError("there is no such run folder", where=str(path)[:200], mend=mend)
+        fix = "check the path; `steppe train` and `steppe fit` make such folders"
+        raise RunError("there is no such run folder", where=str(path)[:200], fix=fix)
     if read_export(path) is not None:
         return path
     if (path / "fit.json").is_file() and not (path / "config.toml").is_file():
@@ -51,13 +51,13 @@ def without_weights(run: Run) -> RunError:
     summary, command = run.read_or_empty("summary.json"), f"steppe train {run.path / 'config.toml'} -o {run.path}"
     if summary.get("status") == "failed":
         reason = str(summary.get("reason") or "no reason was recorded").splitlines()[0]
-        mend = "train it otherwise, into another folder: with a smaller learning rate if it diverged"
-        return RunError(f"this run has no weights: it failed ({reason})", where=str(run.path), mend=mend)
+        fix = "train it otherwise, into another folder: with a smaller learning rate if it diverged"
+        return RunError(f"this run has no weights: it failed ({reason})", where=str(run.path), fix=fix)
     if summary.get("status") == "finished":
-        mend = f"bring {run.weights.name} back from where the run was made, or make it again: {command}"
-        return RunError("this run has no weights: their file is gone", where=str(run.path), mend=mend)
+        fix = f"bring {run.weights.name} back from where the run was made, or make it again: {command}"
+        return RunError("this run has no weights: their file is gone", where=str(run.path), fix=fix)
     return RunError(
-        "this run has no weights: it is not finished", where=str(run.path), mend=f"train it to its end: {command}"
+        "this run has no weights: it is not finished", where=str(run.path), fix=f"train it to its end: {command}"
     )
 
 
@@ -65,6 +65,6 @@ def _best_of_search(folder: Path) -> Path:
     about = read_json(folder / "fit.json")
     best = about.get("best") if isinstance(about, dict) else None
     if not isinstance(best, str) or best != Path(best).name:
-        mend = "let it come to its end: give the same `steppe fit` again"
-        raise RunError("this search has no best run yet", where=str(folder), mend=mend)
+        fix = "let it come to its end: give the same `steppe fit` again"
+        raise RunError("this search has no best run yet", where=str(folder), fix=fix)
     return folder / best

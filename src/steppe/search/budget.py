@@ -95,9 +95,9 @@ def parse_seconds(text: str) -> float:
                 return seconds
             if 0 < seconds < 1e8:
                 meant = [f"{plain}{unit}" for unit in ("ms" if not parts[1] else "s")]
-                raise ConfigError(f"{text!r} has no unit", where="--budget", mend=f"did you mean {' or '.join(meant)}?")
-    mend = "write it as 90s, 20m or 1h30m; or, for a search without a clock, as 200epochs"
-    raise ConfigError(f"{text!r} is not a time", where="--budget", mend=mend)
+                raise ConfigError(f"{text!r} has no unit", where="--budget", fix=f"did you mean {' or '.join(meant)}?")
+    fix = "write it as 90s, 20m or 1h30m; or, for a search without a clock, as 200epochs"
+    raise ConfigError(f"{text!r} is not a time", where="--budget", fix=fix)
 
 
 def show_seconds(seconds: float) -> str:

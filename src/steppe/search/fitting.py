@@ -110,7 +110,7 @@ def fit(
             what = (
                 f"pretrained weights need colour photographs of at least {LEAST_SIZE} px, unlike {wanted.data.name!r}"
             )
-            raise ConfigError(what, where="--weights", mend="--weights none trains from scratch")
+            raise ConfigError(what, where="--weights", fix="--weights none trains from scratch")
         if not about:  # data that cannot be read shall leave no folder
             opened.enter_context(locked(folder, "search"))
             about = read_about(folder)
@@ -174,7 +174,7 @@ def _stopped(clock: Clock, budget: Budget, folder: Path, best: str = "") -> Inte
     if budget.timed:
         what = f"stopped with {max(0.0, budget.amount - clock.elapsed_s):.0f} s of the budget left"
     what += f"; {best or 'nothing is lost'}"
-    return Interrupted(what, where=str(folder), mend="run the same command again to go on from here")
+    return Interrupted(what, where=str(folder), fix="run the same command again to go on from here")
 
 
 def _settle_sizes(
@@ -216,16 +216,16 @@ def _has_work(budget: Budget, about: dict[str, Any], began: float) -> bool:
 def _check_folder(wanted: Wanted, budget: Budget, folder: Path) -> None:
     """A search has a folder of its own, and goes on with what it began with."""
     about = read_about(folder)
-    mend = "choose another folder with --out"
+    fix = "choose another folder with --out"
     if not about:
         if holds_others(folder):
-            raise RunError("the folder is not empty and holds no steppe search", where=str(folder), mend=mend)
+            raise RunError("the folder is not empty and holds no steppe search", where=str(folder), fix=fix)
         return
     other = Budget(0, "epochs" if budget.timed else "seconds")
     if other.key("budget") in about:
         what = f"this folder belongs to a search with a budget of {other.unit}, not of {budget.unit}"
-        raise RunError(what, where=str(folder), mend=mend)
+        raise RunError(what, where=str(folder), fix=fix)
     for key, value in wanted.to_json().items():
         if about.get(key) != value:
             what = f"this folder belongs to a search with another {key}: {about.get(key)!r} there, {value!r} here"
-            raise RunError(what, where=str(folder), mend=mend)
+            raise RunError(what, where=str(folder), fix=fix)

@@ -112,9 +112,9 @@ def join_journal(folder: Path) -> optuna.Study:
         study = optuna.create_study(storage=storage, study_name="fit", direction="maximize", load_if_exists=True)
         study.get_trials(deepcopy=False)
     except Exception as error:  # Optuna trusts its journal: a damaged line raises whatever it happens to mean
-        mend = "put the file back, or begin another search with --out: finished runs stay where they are"
+        fix = "put the file back, or begin another search with --out: finished runs stay where they are"
         what = f"the search's journal cannot be read: {type(error).__name__}: {str(error)[:200]}"
-        raise RunError(what, where=path, mend=mend) from None
+        raise RunError(what, where=path, fix=fix) from None
     study.pruner = optuna.pruners.PercentilePruner(60.0, n_startup_trials=4, n_min_trials=3)
     return study
 
@@ -124,8 +124,8 @@ def import_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        mend = "pip install optuna"
-        raise ConfigError("steppe fit needs the package optuna, which is not installed", mend=mend) from None
+        fix = "pip install optuna"
+        raise ConfigError("steppe fit needs the package optuna, which is not installed", fix=fix) from None
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -84,7 +84,7 @@ class PretrainedSearch:
                 self.about["rates"] = {name: asdict(rate) for name, rate in rates.items()}
         rates = {name: Rate(**values) for name, values in self.about["rates"].items()}
         if not rates:
-            raise ConfigError("none of the pretrained weights at hand can be used", mend="--weights none")
+            raise ConfigError("none of the pretrained weights at hand can be used", fix="--weights none")
         size = self.about["data"].get("image_size")  # the user's; the settled one is where photographs are kept
         self.probes = ProbeSearch(backbones, rates, dataset, self.about, size, timed=budget.timed)
         self.tuning = FineTuneSearch(self)
@@ -216,7 +216,7 @@ class PretrainedSearch:
         best = self.probes.best
         if best is None:
             what = f"a budget of {self.budget} is too short for any of the networks at hand"
-            raise RunError(what, where=str(self.folder), mend="give more time with --budget")
+            raise RunError(what, where=str(self.folder), fix="give more time with --budget")
         runs = self.runs()
         chosen, words, candidate = self.winner()
         if not interrupted:

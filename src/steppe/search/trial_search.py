@@ -158,7 +158,7 @@ class Search:
             what = f"a budget of {self.budget.amount:g} s leaves no time to learn: {spent}"
             least = f"{max(10, round(4 * self.clock.elapsed_s))}s"
         if what:
-            raise ConfigError(what, where="--budget", mend=f"give at least --budget {least}")
+            raise ConfigError(what, where="--budget", fix=f"give at least --budget {least}")
 
     def try_out(self) -> None:
         """Run trials while their part of the budget lasts, as many at a time as there is room for."""
@@ -384,8 +384,8 @@ class Search:
         rows = tabulate(runs)
         if not rows:
             reasons = [run.read_or_empty("summary.json").get("reason") for run in runs]
-            mend = next((str(r) for r in reasons if r), "give more time with --budget")
-            raise RunError("no trial came to its end", where=str(self.folder), mend=mend)
+            fix = next((str(r) for r in reasons if r), "give more time with --budget")
+            raise RunError("no trial came to its end", where=str(self.folder), fix=fix)
         by_id = {run.id: run for run in runs}
         best = by_id[rows[0]["run"]]
         self._evaluate(best)

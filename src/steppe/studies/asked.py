@@ -44,8 +44,8 @@ def check_asked(measure: MeasureConfig, where: str) -> None:
             if name not in TABLES[file]:
                 raise unknown_name("measure", name, TABLES[file], where=place)
             if name == "noise":
-                mend = "set noise_sigma, noise_draws and noise_examples in [measure]"
-                raise ConfigError("weight noise is measured on every run anyway", where=place, mend=mend)
+                fix = "set noise_sigma, noise_draws and noise_examples in [measure]"
+                raise ConfigError("weight noise is measured on every run anyway", where=place, fix=fix)
             defaults, may = TABLES[file][name].defaults, TABLES[file][name].allowed
             for key, value in changes.items():
                 if key not in defaults:

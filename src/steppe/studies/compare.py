@@ -103,7 +103,7 @@ def compare_study(
     found = _Found(planned, Path(folder), own_settings(study.measure))
     if not found.runs:
         command = f"steppe study run {study.name}" + (f" --scale {study.default_scale}" if study.default_scale else "")
-        raise RunError("there is no run of this study here", where=str(folder), mend=f"run it first: `{command}`")
+        raise RunError("there is no run of this study here", where=str(folder), fix=f"run it first: `{command}`")
     theirs = _as_published(whole) if whole is not None else []
     cells = [_compare_cell(figure, found, theirs) for figure in published]
     claims = []
@@ -173,9 +173,9 @@ class _Found:
 
     def _choose(self, runs: Sequence[PlannedRun]) -> PlannedRun:
         if not all(run.config.validates for run in runs):
-            mend = "leave learn_from_val out, or name the cell that the claim means"
+            fix = "leave learn_from_val out, or name the cell that the claim means"
             what = "`best` takes the run that validates best, and these learn from their validation images"
-            raise ConfigError(what, where="data.learn_from_val", mend=mend)
+            raise ConfigError(what, where="data.learn_from_val", fix=fix)
         ranked = sorted(runs, key=self._validation, reverse=True)
         return ranked[0] if self._validation(ranked[-1]) > -math.inf else ranked[-1]
 

@@ -60,8 +60,8 @@ class Images:
             count = int(about["examples"]["train"]) + (0 if run.config.validates else int(about["examples"]["val"]))
             return Images(int(about["image_size"]), int(about["channels"]), len(about["classes"]), count)
         except (KeyError, TypeError, ValueError):
-            mend = "run its training again: it writes the file"
-            raise RunError("data.json does not say what the images are", where=str(run.path), mend=mend) from None
+            fix = "run its training again: it writes the file"
+            raise RunError("data.json does not say what the images are", where=str(run.path), fix=fix) from None
 
     @property
     def shape(self) -> tuple[int, int, int]:

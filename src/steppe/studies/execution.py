@@ -124,8 +124,8 @@ def run_study(
     except Interrupted:
         left = sum(not is_complete(folder, run, study) for run in wanted)
         what = f"stopped with {left} of {len(wanted)} runs to go; nothing is lost"
-        mend = "run the same command again to go on from here"
-        raise Interrupted(what, where=str(folder), mend=mend) from None
+        fix = "run the same command again to go on from here"
+        raise Interrupted(what, where=str(folder), fix=fix) from None
     finally:
         queue.close()
     note_failures(study, planned, folder, failed)

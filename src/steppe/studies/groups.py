@@ -41,13 +41,13 @@ def find_group(
         runs = _with_labels(runs, folder, chosen)
     if not runs:
         raise RunError(
-            "none of the runs here is finished", where=str(folder), mend="train one to its end: `steppe train`"
+            "none of the runs here is finished", where=str(folder), fix="train one to its end: `steppe train`"
         )
     configs = {run.config.without_seed().hash: run.config for run in runs}
     if len(configs) > 1:
         keys = ", ".join(_differing(list(configs.values())))
-        mend = f"name one run, or choose by a study's labels: {folder}:LABEL=VALUE"
-        raise RunError(f"these {len(runs)} runs differ in more than their seed: {keys}", where=str(folder), mend=mend)
+        fix = f"name one run, or choose by a study's labels: {folder}:LABEL=VALUE"
+        raise RunError(f"these {len(runs)} runs differ in more than their seed: {keys}", where=str(folder), fix=fix)
     found, noted = {}, {}
     for run in runs:
         answers = read_answers(run.path)
@@ -88,16 +88,14 @@ def _with_labels(runs: list[Run], folder: Path, chosen: str) -> list[Run]:
     about = read_json(folder / "study.json") if (folder / "study.json").is_file() else None
     planned = about.get("runs") if isinstance(about, dict) else None
     if not isinstance(planned, list):
-        raise RunError(
-            "this folder has no study whose labels could choose", where=str(folder), mend="name runs instead"
-        )
+        raise RunError("this folder has no study whose labels could choose", where=str(folder), fix="name runs instead")
     labels = {str(one.get("run_id")): dict(one.get("labels") or {}) for one in planned if isinstance(one, dict)}
     own = {run.id: labels.get(run.id, {}) for run in runs}
     wanted = _read_labels(chosen, {name for some in labels.values() for name in some})
     found = [run for run in runs if all(own[run.id].get(k) == v for k, v in wanted.items())]
     if not found:
         known = sorted({f"{k}={v}" for some in own.values() for k, v in some.items()})
-        raise RunError(f"no finished run has {chosen}", where=str(folder), mend=f"there are: {'; '.join(known)}")
+        raise RunError(f"no finished run has {chosen}", where=str(folder), fix=f"there are: {'; '.join(known)}")
     return found
 
 
@@ -106,8 +104,8 @@ def _read_labels(chosen: str, names: set[str]) -> dict[str, str]:
     known = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     words = re.split(rf"(?:^|,)\s*({known})\s*=", chosen) if known else [chosen]
     if len(words) < 3 or words[0].strip():
-        mend = f"say, for instance, FOLDER:model=ViT,training=SAM; this study's labels: {', '.join(sorted(names))}"
-        raise RunError(f"{chosen!r} is no LABEL=VALUE", mend=mend)
+        fix = f"say, for instance, FOLDER:model=ViT,training=SAM; this study's labels: {', '.join(sorted(names))}"
+        raise RunError(f"{chosen!r} is no LABEL=VALUE", fix=fix)
     return {name: _without_quotes(value.strip()) for name, value in zip(words[1::2], words[2::2], strict=True)}
 
 

@@ -62,12 +62,12 @@ def read_published(study: StudyConfig, path: Path) -> list[Published]:
     try:
         if tuple(reader.fieldnames or ()) != COLUMNS:
             what = f"the columns are {', '.join(reader.fieldnames or ())}"
-            raise ConfigError(what, where=str(file), mend=f"they should be {', '.join(COLUMNS)}")
+            raise ConfigError(what, where=str(file), fix=f"they should be {', '.join(COLUMNS)}")
         for line in reader:
             where = f"{file}, line {reader.line_num}"
             if None in line or None in line.values():
                 what = f"this line does not have {len(COLUMNS)} columns"
-                raise ConfigError(what, where=where, mend="put what has a comma in it between quotes")
+                raise ConfigError(what, where=where, fix="put what has a comma in it between quotes")
             figure = _read_line({key: value.strip() for key, value in line.items()}, where)
             if figure.measure:
                 check_measure(figure.measure, cells, where)
@@ -79,8 +79,8 @@ def read_published(study: StudyConfig, path: Path) -> list[Published]:
 
 def _read_line(line: dict[str, str], where: str) -> Published:
     if line["unit"] not in UNITS:
-        mend = f"there are {', '.join(filter(None, UNITS))}, or none"
-        raise ConfigError(f"unknown unit {line['unit']!r}", where=where, mend=mend)
+        fix = f"there are {', '.join(filter(None, UNITS))}, or none"
+        raise ConfigError(f"unknown unit {line['unit']!r}", where=where, fix=fix)
     if not line["value"] or not line["seed"]:
         raise ConfigError("a published figure needs its value and its document", where=where)
     measure = None

@@ -46,7 +46,7 @@ class RecordedData:
                 first = next(iter(noted))
                 if changes := list_changes(noted[first], about):
                     what = f"the runs {first} and {name} learned from different data: {'; '.join(changes)}"
-                    raise DataError(what, where=str(self._out), mend="remove the folders of the runs that are wrong")
+                    raise DataError(what, where=str(self._out), fix="remove the folders of the runs that are wrong")
             if noted:
                 name = next(iter(noted))
                 self._known[config] = {"run": name, "data": noted[name]}
@@ -81,4 +81,4 @@ def check_recorded(recorded: dict[str, Any] | None, dataset: Dataset, folder: Pa
     """
     if recorded is not None:
         what = f"the data are not those that {recorded['run']} was made with"
-        check_unchanged(recorded["data"], dataset, what=what, where=str(folder), mend=_MEND)
+        check_unchanged(recorded["data"], dataset, what=what, where=str(folder), fix=_MEND)

@@ -32,8 +32,8 @@ def measure_shift(
         {"variance_15": {"error", "loss", "variance"}, …}; a point in a number is written as p.
     """
     if config.data.name not in TOYS:
-        mend = f"name one of {', '.join(TOYS)}, or leave test_variances away"
-        raise ConfigError(f"{config.data.name!r} has no variance", where="measure.test_variances", mend=mend)
+        fix = f"name one of {', '.join(TOYS)}, or leave test_variances away"
+        raise ConfigError(f"{config.data.name!r} has no variance", where="measure.test_variances", fix=fix)
     found: dict[str, Any] = {}
     for variance in measure.test_variances:
         count, seed = measure.test_examples, config.data.split_seed

@@ -107,17 +107,17 @@ def open_model(
     folder = Path(folder)
     about = {"model": name, "weights": weights, "data": data_name, "image_size": image_size}
     if (folder / "config.toml").exists():
-        raise RunError("this is a run's folder", where=str(folder), mend="choose another with --out")
+        raise RunError("this is a run's folder", where=str(folder), fix="choose another with --out")
     known = _known(folder / "subject.json")
     if holds_others(folder) and {key: known.get(key) for key in about} != about:
         what = "this folder holds something else than results of this model, these weights and data"
-        raise RunError(what, where=str(folder), mend="choose another with --out")
+        raise RunError(what, where=str(folder), fix="choose another with --out")
     digest, images = models.weights_sha256(weights, name), known.get("images")
     images = images if isinstance(images, dict) else {}
     if known.get("weights_sha256") not in (None, digest):
-        raise RunError(f"the weights {weights} {_CHANGED}", where=str(folder), mend=_OTHER_FOLDER)
+        raise RunError(f"the weights {weights} {_CHANGED}", where=str(folder), fix=_OTHER_FOLDER)
     dataset = data.load(DataConfig(name=data_name, image_size=image_size), data_root, progress, keeping=keeping)
-    check_unchanged(images, dataset, what=f"the data {data_name!r} {_CHANGED}", where=str(folder), mend=_OTHER_FOLDER)
+    check_unchanged(images, dataset, what=f"the data {data_name!r} {_CHANGED}", where=str(folder), fix=_OTHER_FOLDER)
     dataset = as_learned(dataset, images)
     known = {**about, "weights_sha256": digest, "images": images or dataset.describe()}
     config = ModelConfig(name=name, mode="finetune", weights=weights)
@@ -131,7 +131,7 @@ def open_model(
     load_pretrained(model, weights, name)
     if any(bool(p.isnan().any()) for key, p in model.named_parameters() if key in head):
         what = f"the head of {weights} is not one of {classes} classes, so there is nothing to measure on {data_name!r}"
-        raise ConfigError(what, where="--weights", mend="train it on these data first: steppe train --mode finetune")
+        raise ConfigError(what, where="--weights", fix="train it on these data first: steppe train --mode finetune")
     check_finite(model, weights)
     statistics = models.expected_statistics(config, dataset.channels)
     if statistics is not None:
@@ -162,8 +162,8 @@ def load_learned(
 
 def _recognise(run: Run, dataset: Dataset) -> Dataset:
     about = run.read_or_empty("data.json")
-    what, mend = "these are not the data the run learned from", "point --data-root at the data it was trained on"
-    check_unchanged(about, dataset, what=what, where=str(run.path), mend=mend)
+    what, fix = "these are not the data the run learned from", "point --data-root at the data it was trained on"
+    check_unchanged(about, dataset, what=what, where=str(run.path), fix=fix)
     return as_learned(dataset, about)
 
 

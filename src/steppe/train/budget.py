@@ -53,7 +53,7 @@ def check_budget(config: RunConfig, stages: list[tuple[str | None, float]], mini
         if part < cost - 1e-6:
             share = f", of which {part:g} are for the stage {name!r}," if name else ""
             what = f"a budget of {gradients} gradient(s){share} does not pay for one step"
-            raise TrainingError(what, where="budget.gradient_evaluations", mend=f"a step costs {cost:g}")
+            raise TrainingError(what, where="budget.gradient_evaluations", fix=f"a step costs {cost:g}")
         start, cost = end, 1.0
 
 

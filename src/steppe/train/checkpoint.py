@@ -39,10 +39,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
                 raise ValueError("its digest is another")
             tree = _unpack(json.loads(header["tree"]), tensors)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
-        mend = "remove the file to begin this run again"
-        raise RunError(f"the checkpoint is damaged: {error}", where=str(path), mend=mend) from None
+        fix = "remove the file to begin this run again"
+        raise RunError(f"the checkpoint is damaged: {error}", where=str(path), fix=fix) from None
     if not isinstance(tree, dict):
-        raise RunError("the checkpoint is damaged", where=str(path), mend="remove the file to begin this run again")
+        raise RunError("the checkpoint is damaged", where=str(path), fix="remove the file to begin this run again")
     return tree
 
 

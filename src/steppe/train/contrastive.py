@@ -86,7 +86,7 @@ def check_classifier(model: nn.Module, config: RunConfig) -> nn.Linear:
     classifier = model.get_classifier()  # type: ignore[operator]
     if not isinstance(classifier, nn.Linear):
         what = f"the classifier of {config.model.name!r} is not one linear layer, whose place a projection could take"
-        raise ConfigError(what, where="model.name", mend="choose another model, or another objective")
+        raise ConfigError(what, where="model.name", fix="choose another model, or another objective")
     return classifier
 
 

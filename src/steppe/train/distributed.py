@@ -72,12 +72,12 @@ class Ranks:
             try:
                 done = work()
             except SteppeError as error:
-                failure = [(type(error), error.what, error.where, error.mend)]
+                failure = [(type(error), error.what, error.where, error.fix)]
         if self.count > 1:
             dist.broadcast_object_list(failure, 0)
         if failure[0] is not None:
-            kind, what, where, mend = failure[0]
-            raise kind(what, where=where, mend=mend)
+            kind, what, where, fix = failure[0]
+            raise kind(what, where=where, fix=fix)
         return done
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
@@ -124,8 +124,8 @@ def join(device: torch.device, sharded: bool) -> Iterator[tuple[Ranks, torch.dev
     joined = dist.is_available() and dist.is_initialized()
     if not joined and count == 1:
         if sharded:
-            mend = "start it with torchrun --nproc-per-node N -m steppe train … --shard"
-            raise ConfigError("--shard needs more than one process", mend=mend)
+            fix = "start it with torchrun --nproc-per-node N -m steppe train … --shard"
+            raise ConfigError("--shard needs more than one process", fix=fix)
         yield Ranks(), device
         return
     if device.type == "cuda":
@@ -150,20 +150,20 @@ def check(config: RunConfig, ranks: Ranks, batch_size: int) -> None:
     if ranks.count == 1:
         return
     if batch_size % ranks.count:
-        mend = f"try {max(1, batch_size // ranks.count) * ranks.count}"
+        fix = f"try {max(1, batch_size // ranks.count) * ranks.count}"
         raise ConfigError(
-            f"{batch_size} images cannot be shared by {ranks.count} processes", where="batch_size", mend=mend
+            f"{batch_size} images cannot be shared by {ranks.count} processes", where="batch_size", fix=fix
         )
     if config.objective.name == "contrastive":
-        mend = "train it in one process"
-        raise ConfigError("the contrastive loss compares all images of a batch", where="objective.name", mend=mend)
+        fix = "train it in one process"
+        raise ConfigError("the contrastive loss compares all images of a batch", where="objective.name", fix=fix)
     if ranks.sharded and config.optimizer.name == "muon":
         what = "muon orthogonalises whole matrices, and with shards no process has one"
-        raise ConfigError(what, where="optimizer.name", mend="leave --shard away")
+        raise ConfigError(what, where="optimizer.name", fix="leave --shard away")
     if ranks.sharded and config.minimizer.per_rank:
-        mend = "leave --shard away"
+        fix = "leave --shard away"
         what = "with shards no process has a gradient of its own, and per_rank asks for one"
-        raise ConfigError(what, where="minimizer.per_rank", mend=mend)
+        raise ConfigError(what, where="minimizer.per_rank", fix=fix)
 
 
 class SilentRun(Run):

@@ -27,7 +27,7 @@ def diverged(run: Run, step: int, steps_per_epoch: int, stage: Stage) -> Trainin
     return TrainingError(
         f"the loss is no longer a finite number; {kept}",
         where=f"{run.path}, step {step} (epoch {step // steps_per_epoch + 1})",
-        mend=f"try a smaller {key} than {config.optimizer.lr:g}{sharp}, schedule.warmup, or clip_norm",
+        fix=f"try a smaller {key} than {config.optimizer.lr:g}{sharp}, schedule.warmup, or clip_norm",
     )
 
 
@@ -43,5 +43,5 @@ def interrupted(run: Run, steps: int, epochs: float, total_epochs: float) -> Int
     return Interrupted(
         f"stopped after step {steps} (epoch {epochs:.2f} of {total_epochs:g}); nothing is lost",
         where=str(run.path),
-        mend="run the same command again to go on from here",
+        fix="run the same command again to go on from here",
     )

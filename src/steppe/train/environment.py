@@ -27,8 +27,8 @@ def pick_device(name: str | None = None) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).strip().split("\n")[0]
-        mend = "use --device cpu, or leave it away"
-        raise ConfigError(f"device {name!r} cannot be used here: {reason}", where="--device", mend=mend) from None
+        fix = "use --device cpu, or leave it away"
+        raise ConfigError(f"device {name!r} cannot be used here: {reason}", where="--device", fix=fix) from None
     return device
 
 

@@ -112,7 +112,7 @@ def find_head(model: nn.Module, name: str) -> nn.Linear:
     head = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
     if not isinstance(head, nn.Linear) or not hasattr(model, "num_features"):
         what = f"{name!r} has no single linear layer as its head"
-        raise ConfigError(what, where="model.mode", mend="choose mode frozen, or another model")
+        raise ConfigError(what, where="model.mode", fix="choose mode frozen, or another model")
     return head
 
 

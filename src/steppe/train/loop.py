@@ -351,8 +351,8 @@ class Training:
             put_state(self, tree)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, RunError) as error:
             reason = error.what if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-            mend = f"remove {self.run.checkpoint} to begin this run again"
-            raise RunError(f"the checkpoint does not fit: {reason}", where=str(self.run.path), mend=mend) from None
+            fix = f"remove {self.run.checkpoint} to begin this run again"
+            raise RunError(f"the checkpoint does not fit: {reason}", where=str(self.run.path), fix=fix) from None
 
     @torch.no_grad()
     def _check_weights(self) -> None:

@@ -205,4 +205,4 @@ def read_out_of_fold(folder: Path) -> tuple[Tensor, Tensor]:
         found = load_file(path)
         return found["logits"], found["labels"]
     except (OSError, SafetensorError, KeyError) as error:
-        raise RunError(f"the answers cannot be read: {error}", where=str(path), mend="make the run again") from None
+        raise RunError(f"the answers cannot be read: {error}", where=str(path), fix="make the run again") from None

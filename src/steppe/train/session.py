@@ -71,8 +71,8 @@ def train(
         Interrupted: Ctrl-C or SIGTERM; the run can go on.
     """
     if val_examples and not config.validates:
-        mend = "leave learn_from_val out: a search chooses by images that no trial has learned"
-        raise ConfigError("there are no validation images to judge this run by", where="data.learn_from_val", mend=mend)
+        fix = "leave learn_from_val out: a search chooses by images that no trial has learned"
+        raise ConfigError("there are no validation images to judge this run by", where="data.learn_from_val", fix=fix)
     with join(pick_device(device), sharded) as (ranks, place):
         with ExitStack() as held:
             ranks.led(lambda: held.enter_context(_prepared(config, dataset, Path(out))))
@@ -124,15 +124,15 @@ def _complete(
     if config.model.mode in UNTRAINED:
         if ranks.count > 1:
             what = f"a {config.model.mode} is made by one process"
-            raise ConfigError(what, where="model.mode", mend="start it without torchrun")
+            raise ConfigError(what, where="model.mode", fix="start it without torchrun")
         try:
             make = Probe if config.model.mode == "probe" else Soup
             make(run, config, dataset, device, observer, stop, keeping, val_examples).complete()
         except (MemoryError, RuntimeError) as error:
             if not ran_out_of_memory(error):
                 raise
-            mend = f"try a smaller data.image_size than {dataset.image_size}, or another model"
-            failure = TrainingError("the memory ran out", where=str(run.path), mend=mend)
+            fix = f"try a smaller data.image_size than {dataset.image_size}, or another model"
+            failure = TrainingError("the memory ran out", where=str(run.path), fix=fix)
             _note_failure(run, failure, None)
             raise failure from None
         return
@@ -151,7 +151,7 @@ def _complete(
         if "more than 1 value per channel" not in str(error):
             raise
         failure = TrainingError(
-            "BatchNorm cannot train on one image at a time", where="batch_size", mend="use a batch_size of 2 or more"
+            "BatchNorm cannot train on one image at a time", where="batch_size", fix="use a batch_size of 2 or more"
         )
         _note_failure(run, failure, training)
         raise failure from None
@@ -160,9 +160,9 @@ def _complete(
         if not ran_out and not (captured and "captur" in str(error)):
             raise
         if not captured:
-            mend = f"try a smaller batch_size than {config.batch_size}, or another model"
+            fix = f"try a smaller batch_size than {config.batch_size}, or another model"
             even = "" if ranks.count > 1 or config.objective.name == "contrastive" else " even in parts"
-            failure = TrainingError(f"the memory ran out{even}", where=str(run.path), mend=mend)
+            failure = TrainingError(f"the memory ran out{even}", where=str(run.path), fix=fix)
             _note_failure(run, failure, training)
             raise failure from None
     finally:
@@ -280,9 +280,9 @@ def _check_weights(run: Run, config: RunConfig) -> None:
     if before is None:
         run.write("data.json", {**known, "weights_sha256": now})
     elif before != now:
-        mend = "bring the old weights back, or choose another folder with --out"
+        fix = "bring the old weights back, or choose another folder with --out"
         what = f"the weights this run began with have changed: {config.model.weights}"
-        raise RunError(what, where=str(run.path), mend=mend)
+        raise RunError(what, where=str(run.path), fix=fix)
 
 
 @contextmanager

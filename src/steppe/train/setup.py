@@ -137,8 +137,8 @@ def _rate_factors(config: OptimizerConfig, network: nn.Module) -> dict[str, floa
             key = "head_lr_factor"
             factors |= dict.fromkeys(models.head_parameters(network), config.head_lr_factor)
     except ConfigError as error:
-        mend = "leave it out" if config.layer_decay is None else f"leave it out, or {error.mend}"
-        raise ConfigError(error.what, where=f"optimizer.{key}", mend=mend) from None
+        fix = "leave it out" if config.layer_decay is None else f"leave it out, or {error.fix}"
+        raise ConfigError(error.what, where=f"optimizer.{key}", fix=fix) from None
     return factors
 
 
