@@ -41,6 +41,18 @@ def test_a_study_with_claims_has_them_judged_on_its_page(capsys, tmp_path):
     assert json.loads((tmp_path / "runs" / "mini" / "compare.json").read_text())["finished"] == 2
     page = (tmp_path / "runs" / "mini" / "report.html").read_text()
     assert "both are alike" in page.split('id="published"')[1].split("</section>")[0]
+    shown = capsys.readouterr().out
+    assert "undecided  both are alike" in shown
+    assert "1 claim: 1 undecided" in shown
+
+
+def test_many_claims_of_a_study_are_only_counted_after_it_has_run(capsys, tmp_path):
+    claim = '[[claims]]\ntext = "both are alike"\nholds = "epochs[how=sam] = epochs[how=base] within 0.1"\n'
+    (tmp_path / "mini.toml").write_text(STUDY + 7 * claim)
+    assert steppe("study", "run", "mini.toml") == 0
+    shown = capsys.readouterr().out
+    assert "both are alike" not in shown
+    assert "7 claims: 7 undecided" in shown
 
 
 def test_a_part_of_a_study_is_run_and_the_rest_later(capsys, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -37,14 +38,25 @@ def print_comparison(comparison: StudyComparison, console: Console) -> None:
             at = name_source(", ".join(filter(None, (p.seed, p.table, p.row, p.column))))
             line = f"not compared: {at}: {_shown(p.value, p.unit)} ({p.note})"
             console.print(line, markup=False, soft_wrap=True)
-    for claim in comparison.claims:
-        _print_claim(claim, console)
     if comparison.claims:
-        counts = Counter(claim.verdict.verdict for claim in comparison.claims)
-        words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        console.print(f"{len(comparison.claims)} claims: {words}", markup=False, soft_wrap=True)
+        print_claims(comparison.claims, console)
     else:
         console.print("this study makes no claims")
+
+
+def print_claims(claims: Sequence[JudgedClaim], console: Console, *, most: int | None = None) -> None:
+    """Print how many claims hold, after every claim.
+
+    Args:
+        claims: with their verdicts.
+        console: where to.
+        most: more claims than this are only counted.
+    """
+    for claim in claims if most is None or len(claims) <= most else ():
+        _print_claim(claim, console)
+    counts = Counter(claim.verdict.verdict for claim in claims)
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    console.print(f"{len(claims)} claim{'s' if len(claims) > 1 else ''}: {words}", markup=False, soft_wrap=True)
 
 
 def _cell(cell: Cell) -> tuple[str, ...]:

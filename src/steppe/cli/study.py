@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,13 +37,16 @@ from steppe.errors import RunError, SteppeError
 from steppe.runs import Run, holds_others, read_json, write_json
 
 if TYPE_CHECKING:
-    from steppe.studies import Published
+    from steppe.studies import JudgedClaim, Published
 
 app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Runs that answer one question: list, show, run, compare, figures, publish."
 )
 
 app.command(cls=Command)(publish)
+
+MOST_CLAIMS = 6
+"""A study with more claims than this ends with their number alone; `steppe study compare` shows them."""
 
 
 def _starting(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -189,6 +192,7 @@ def run(
     study = at_scale(whole, scale, where=str(path))
     planned = plan(study, where=str(path))
     chosen = choose(planned, only or ())
+    from steppe.cli.compare import print_claims
     from steppe.cli.figures import write_attention_sheets
     from steppe.data import Keeping
     from steppe.jobs import default_workers, threads_for
@@ -240,7 +244,9 @@ def run(
     rows = summarise(runs, about)
     if not json:
         print_table(rows, console)
-    compared = _compared(study, planned, folder, published, whole)
+    claims, compared = _compared(study, planned, folder, published, whole)
+    if claims and not json:
+        print_claims(claims, console, most=MOST_CLAIMS)
     if missing := write_attention_sheets(runs, root, keeping):
         console.print(missing, markup=False, soft_wrap=True)
     title = study.title or study.name
@@ -351,15 +357,16 @@ def read_study(folder: Path) -> dict[str, Any] | None:
 
 def _compared(
     study: StudyConfig, planned: list[PlannedRun], folder: Path, published: list[Published], whole: StudyConfig
-) -> dict[str, Any] | None:
-    """Judge the study's claims and write `compare.json`; None for a study that has neither claims nor figures."""
+) -> tuple[Sequence[JudgedClaim], dict[str, Any] | None]:
+    """Judge the study's claims and write `compare.json`; nothing for a study that has neither claims nor figures."""
     from steppe.studies import compare_study, write_comparison
 
     if not study.claims and not published:
-        return None
-    file, _ = write_comparison(compare_study(study, planned, folder, published, whole=whole), folder)
+        return (), None
+    compared = compare_study(study, planned, folder, published, whole=whole)
+    file, _ = write_comparison(compared, folder)
     found: dict[str, Any] = read_json(file)
-    return found
+    return compared.claims, found
 
 
 def _check_folder(study: StudyConfig, folder: Path) -> None:
