@@ -239,9 +239,6 @@ def test_tables_of_captured_steps_are_those_of_the_results():
     columns = {
         "| network | base |": [(ours, name) for name in ("base", "sam", "asam", "msam", "looksam-k5", "sam-quarter")]
         + [((peer, "sam"), (peer, "asam")), ((loop, "sam"), (loop, "asam"))],
-        "| network | GSAM |": [
-            (ours, name) for name in ("gsam", "fsam", "samon", "aesam", "esam", "base on a quarter")
-        ],
         "| | base | SAM |": [(ours, name) for name in ("base", "sam", "asam", "looksam-k5")] + [(peer, "sam")],
     }
     text = (ROOT / "docs/minimizers.md").read_text() + (ROOT / "README.md").read_text()
@@ -258,7 +255,7 @@ def test_tables_of_captured_steps_are_those_of_the_results():
                     places = len(shown.partition(".")[2])
                     assert shown == ("–" if value is None else f"{value:.{places}f}"), (model, wanted)
                     seen += 1
-    assert seen == 5 * 10 + 5 * 6 + 4 * 5
+    assert seen == 5 * 10 + 4 * 5
 
 
 def test_readme_has_at_most_150_lines():
