@@ -175,7 +175,6 @@ def test_flags_named_in_prose_exist():
         "--no-deps",
         "--backend-store-uri",
         "--version",
-        *("--minimizers", "--peer", "--runs"),  # of benchmarks/time_to_accuracy.py
         *("--amp", "--amp-dtype", "--grad-accum-steps"),  # of timm\'s train.py
     }
     known = set(every(COMMAND)) | others
