@@ -236,6 +236,7 @@ def test_answers_before_that_calibrate_the_winner(learned):
 @pytest.mark.parametrize("format", ["onnx", "safetensors"])
 def test_winner_that_learned_them_is_exported(learned, tmp_path, format):
     assert steppe("export", learned / "best", "-o", tmp_path / "out", "--format", format, "--device", "cpu") == 0
+    torch.manual_seed(0)
     trained, images = open_trained(learned / "best", device="cpu"), torch.randn(4, 3, 32, 32)
     with torch.no_grad():
         own = trained.model(images).numpy()
@@ -244,7 +245,7 @@ def test_winner_that_learned_them_is_exported(learned, tmp_path, format):
             (found,) = session.run(["logits"], {"images": images.numpy()})
         else:
             found = open_trained(tmp_path / "out", device="cpu").model(images).numpy()
-    np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(found, own, rtol=0, atol=1e-5 * np.abs(own).max())  # logits are in the thousands here
 
 
 @pytest.mark.slow

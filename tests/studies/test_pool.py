@@ -202,13 +202,14 @@ def test_shipped_studies_are_found_and_planned():
 def test_quickstart_is_what_its_page_says():
     study, _ = find_study("quickstart")
     planned = plan(study)
-    families = {p.config.model.name.split("_")[0] for p in planned}
-    assert families == {"resnet", "vit", "swin", "mixer"}
-    for family in families:
-        runs = [p for p in planned if p.config.model.name.startswith(family)]
+    cases = {(p.config.model.name.split("_")[0], p.config.data.label_noise) for p in planned}
+    assert cases == {("resnet", None), ("vit", None), ("resnet", 0.3)}
+    for family, noise in cases:
+        runs = [p for p in planned if p.config.model.name.startswith(family) and p.config.data.label_noise == noise]
         epochs = {(p.config.minimizer.name, p.config.budget.epochs) for p in runs}
-        assert epochs == {("base", 15), ("sam", 15), ("asam", 15), ("base", 30)}
-    assert sum(1 for p in planned if p.config.seed == 2) == 2 * 4
+        once = 30 if noise else 15
+        assert epochs == {("base", once), ("sam", once), ("asam", once), ("base", 2 * once)}
+    assert sum(1 for p in planned if p.config.seed == 2) == 3 * 4
 
 
 def test_gpus_are_shared_out_to_the_slots():
