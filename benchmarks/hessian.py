@@ -4,8 +4,8 @@
     python benchmarks/hessian.py --tiny --out /tmp/hessian.csv                   # on a CPU: 200 images of 8×8
 
 A gradient evaluation is plain eager torch over all of the examples, batch by batch, with torch's fused attention, at
-the same precision. Ours is `steppe.geometry`: double backward through graphs that are kept where they fit (`kept`), the
-same without the layers written by hand (`torch`), and compiled (`compiled`); compiling is told apart. `rebuilt` makes
+the same precision. Ours is `steppe.geometry`: double backward through graphs that are kept where they fit (`kept`),
+and compiled (`compiled`); compiling is timed separately. `rebuilt` makes
 the graph anew for every product, as most code does; `curvlinops` is what it says. These two are timed over
 `--peer-products` products. Ours are timed from a cold start, graphs included; Ctrl-C ends a way with the products made
 so far. `retries` counts how often the allocator had to give memory back before it found some. `off_by`
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-import unittest.mock
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -31,7 +30,6 @@ from rows import provenance, save
 from torch import Tensor, nn
 
 from steppe.config import ModelConfig
-from steppe.geometry import layers
 from steppe.geometry.eigen import power_iteration
 from steppe.geometry.how import borrowed
 from steppe.geometry.products import Hessian
@@ -215,8 +213,7 @@ def main() -> None:
                 options |= {"compiled": True, "chunk": arguments.compiled_chunk}
                 timed = time_ours(model, batches, arguments.iterations, device, warm=True, **options)
             else:
-                with unittest.mock.patch.dict(layers.HandWritten.known, clear=way == "torch"):
-                    timed = time_ours(model, batches, arguments.iterations, device, **options)
+                timed = time_ours(model, batches, arguments.iterations, device, **options)
             figures, product = timed
             reference = product if reference is None else reference
             later = figures.pop("later_product_s", None)

@@ -45,7 +45,7 @@ def test_the_device_does_not_change_a_figure(name):
     assert torch.backends.cudnn.enabled
 
 
-def test_layers_by_hand_give_the_same_product():
+def test_float32_product_equals_that_of_the_cpu():
     model, batches = make("vit")
     with Hessian(model, batches) as hessian:
         vector = hessian.random("whole", torch.Generator().manual_seed(0))

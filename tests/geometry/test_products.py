@@ -1,20 +1,26 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+import oracle
 import pytest
 import torch
 from cases import TinyConvNet, TinyTransformer, images
 from oracle import CASES, dense_hessian, known_hessian, make, positions
 from torch import Tensor, nn
 
+from steppe.config import ModelConfig
 from steppe.errors import ConfigError, MeasureError, SteppeError
 from steppe.geometry.memory import SavedBytes
 from steppe.geometry.products import Hessian
 from steppe.geometry.selfcheck import check_products
 from steppe.measuring import CROSS_ENTROPY, ClassLoss
+from steppe.models import build
 
 LOSSES = [CROSS_ENTROPY, ClassLoss(sigmoid=True), ClassLoss(label_smoothing=0.1)]
 
@@ -31,6 +37,67 @@ def test_every_column_is_a_difference_of_gradients(name, loss):
     with Hessian(model, batches, loss=loss) as hessian:
         dense = known_hessian(name, loss)
         torch.testing.assert_close(all_columns(hessian), dense, rtol=1e-5, atol=1e-6)
+
+
+def test_hessian_of_a_swin_is_a_difference_of_gradients():
+    """Swin's attention has a learned bias and, in every second block, a mask."""
+    torch.manual_seed(0)
+    model = build(ModelConfig(name="swin_tiny_p2"), image_size=16, channels=3, classes=4).double().eval()
+    batches = [(torch.randn(3, 3, 16, 16, dtype=torch.float64), torch.tensor([0, 1, 2]))]
+    with Hessian(model, batches) as hessian:
+        vector = hessian.random("whole", torch.Generator().manual_seed(0))
+        found = hessian.multiply(vector)
+    ends = []
+    for step in (1e-5, -2e-5):
+        with torch.no_grad():
+            for parameter, along in zip(model.parameters(), hessian.unflatten(vector).values(), strict=True):
+                parameter += step * along
+        ends.append(oracle.gradient(model, batches, CROSS_ENTROPY))
+    torch.testing.assert_close(found, (ends[0] - ends[1]) / 2e-5, rtol=1e-5, atol=1e-6)
+
+
+def test_products_are_right_in_another_thread():
+    """On a GPU torch goes backward in a thread of its own."""
+
+    def columns() -> Tensor:
+        model, batches = make("vit")
+        with Hessian(model, batches) as hessian:
+            return torch.stack([hessian.multiply(row) for row in torch.eye(hessian.size(), dtype=torch.float64)[::40]])
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(columns).result()
+    torch.testing.assert_close(found, known_hessian("vit")[::40], rtol=1e-5, atol=1e-6)
+
+
+def live_bytes() -> int:
+    """Count the bytes that all live tensors hold, each storage once."""
+    held = {}
+    for x in gc.get_objects():
+        if type(x) in (torch.Tensor, nn.Parameter):
+            with suppress(RuntimeError):  # a fake tensor, left by the compiler of another test
+                held[x.data_ptr()] = x.untyped_storage()
+    return sum({storage.data_ptr(): storage.nbytes() for storage in held.values()}.values())
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_products_leave_no_memory_behind(keep):
+    """A leak is one gradient's graph for every product: on a GPU that is gigabytes."""
+    model, batches = make("vit")
+    gc.collect()
+    gc.disable()  # a cycle that waits for Python's collector can fill a GPU before the collector runs
+    try:
+        before = live_bytes()
+        with Hessian(model, batches, keep=keep) as hessian:
+            row = torch.ones(hessian.size(), dtype=torch.float64)
+            held = []
+            for _ in range(3):
+                hessian.multiply(row)
+                held.append(live_bytes())
+        assert held[1] == held[2]
+        del row
+        assert live_bytes() == before
+    finally:
+        gc.enable()
 
 
 def test_batchnorm_with_each_batchs_own_statistics():

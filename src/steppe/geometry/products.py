@@ -1,10 +1,10 @@
-"""Products of a model's Hessian with vectors, by double backward: right on every layer, and as fast as that can be.
+"""Products of a model's Hessian with vectors, by torch's double backward: right on every layer.
 
-The product with v is the gradient of ⟨∇L(w), v⟩ (Pearlmutter 1994). Building ∇L with its graph costs a gradient and a
-half; going back through it costs about two. The weights do not move while a figure is measured, so the graph is built
-once and kept for every product that follows, of the whole model and of its parts, as far as memory goes; the chunks of
-data whose graphs do not fit are rebuilt for every product. `compiled` fuses both halves with torch.compile, which
-takes a minute to warm up.
+The product with v is the gradient of ⟨∇L(w), v⟩ (Pearlmutter 1994). On a CPU, building ∇L with its graph costs a
+gradient and a half; going back through it costs about two, on CUDA more (docs/curvature.md). The weights do not move
+while a figure is measured, so the graph is built once and kept for every product that follows, of the whole model and
+of its parts, as far as memory goes; the chunks of data whose graphs do not fit are rebuilt for every product.
+`compiled` fuses both halves with torch.compile, which takes a minute to warm up.
 
 Forward-over-reverse products are not used. They cost three gradients, and of the ways to write them `torch.func.jvp`
 of `jacrev` (which is `torch.func.hessian`) and `grad` of `jvp` are silently wrong through an affine LayerNorm and
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from steppe.errors import SteppeError, ran_out_of_memory
 from steppe.geometry.how import borrowed
-from steppe.geometry.layers import HandWritten
 from steppe.geometry.memory import SavedBytes, free_bytes
 from steppe.geometry.parts import WHOLE, resolve_parts, trained_parameters
 from steppe.measuring import (
@@ -242,7 +241,7 @@ class Hessian:
         images, targets = self._chunks()[0]
         if self.compiled:  # tracing forbids the hooks that count
             self._build(images, targets)
-        counted = (HandWritten if self._by_hand(images) else SavedBytes)(self.named.values())
+        counted = SavedBytes(self.named.values())
         gradient = self._build(images, targets, counted)
         graph = max(1, counted.total)
         free = max(0.0, graph + free_bytes(images.device) - self.reserved)
@@ -256,16 +255,13 @@ class Hessian:
         if self.room:
             self.graphs[0] = gradient
 
-    def _by_hand(self, images: Tensor) -> bool:
-        return images.is_cuda and not self.compiled
-
     def _build(self, images: Tensor, targets: Tensor, counted: SavedBytes | None = None) -> Gradient:
         if self.compiled:
             if self._gradient_function is None:
                 self._gradient_function = _compile_gradient(self.model, self.loss, self.examples)
             with _keeping_buffers(), counted or ExitStack():
                 return self._gradient_function(self.named, images, targets)
-        with counted or (HandWritten() if self._by_hand(images) else ExitStack()):
+        with counted or ExitStack():
             loss = self._mean_loss(images, targets)
             if not bool(torch.isfinite(loss)):
                 raise SteppeError(
