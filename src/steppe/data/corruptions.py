@@ -31,7 +31,6 @@ from steppe.data.corruption_tools import (
     gaussian,
     in_full_precision,
     motion,
-    portions,
     shuffled,
     zoomed,
 )
@@ -297,7 +296,7 @@ def _pixelate(images: torch.Tensor, c: float, random: Keyed) -> torch.Tensor:
 
 
 def _jpeg_compression(images: torch.Tensor, c: int, random: Keyed) -> torch.Tensor:
-    return torch.cat([compress(part, c) for part in portions(images, 4 * images[0].numel())])
+    return compress(images, c)
 
 
 _ON_BYTES: dict[str, Function] = {
