@@ -1,18 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from steppe.config import StudyConfig, at_scale, choose, load_study_config, parse, plan
-from steppe.config.claims import (
-    ClaimSyntaxError,
-    Measure,
-    Number,
-    Operation,
-    parse_claim,
-    parse_labels,
-    pick_cells,
-    show_labels,
-)
+from steppe.config.cells import ClaimSyntaxError, Measure, parse_labels, pick_cells, show_labels
+from steppe.config.claims import Operation, parse_claim
 from steppe.errors import ConfigError
 
 STUDY = """
@@ -135,43 +129,76 @@ def test_unknown_scales_are_told(tmp_path):
     assert at_scale(StudyConfig(name="x")) == StudyConfig(name="x")
 
 
-def test_claims_are_read():
+def test_claim_is_read_into_two_sides_and_a_margin():
     claim = parse_claim("test_accuracy[model=ViT, training='AdamW, 2× epochs'] - 2 * b.c.1[x=*] >= -0.5 by 1e-3")
     a = Measure("test_accuracy", (("model", "ViT"), ("training", "AdamW, 2× epochs")))
     b = Measure("b.c.1", (("x", "*"),))
-    assert claim.left == Operation("-", a, Operation("*", Number(2.0), b))
-    assert claim.right == Operation("-", Number(0.0), Number(0.5))
+    assert claim.left == Operation("-", a, Operation("*", 2.0, b))
+    assert claim.right == Operation("-", 0.0, 0.5)
     assert (claim.sign, claim.margin) == (">=", 0.001)
     assert claim.measures == [a, b]
+
+
+def test_claim_keeps_precedence_and_order_of_operations():
+    a, b = Measure("a", ()), Measure("b", ())
+    assert parse_claim("a[] - b[] - 1 > 0").left == Operation("-", Operation("-", a, b), 1.0)
+    assert parse_claim("a[] - (b[] - 1) > 0").left == Operation("-", a, Operation("-", b, 1.0))
+    assert parse_claim("-a[] / b[] * 3 > 0").left == Operation("*", Operation("/", Operation("-", 0.0, a), b), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "measure"),
+    [
+        ("a[] < 1", Measure("a", ())),
+        ("a[m='ViT (2L)'] − 1 < 0", Measure("a", (("m", "ViT (2L)"),))),
+        ("a [ m = ViT (2L) ]<1", Measure("a", (("m", "ViT (2L)"),))),
+        ('0 < lambda[m="it\'s > [so]"]', Measure("lambda", (("m", "it's > [so]"),))),
+        ("(\n 1 +\n a[m=ρ = 0.05]) > 0", Measure("a", (("m", "ρ = 0.05"),))),
+    ],
+)
+def test_claim_names_a_measure(text, measure):
+    assert parse_claim(text).measures == [measure]
+
+
+def test_equality_takes_how_near_from_within():
     assert parse_claim("a[x=1] / (a[x=2] + 1) = 1 within .2").margin == 0.2
-    assert parse_claim("a[] < 1").measures == [Measure("a", ())]
-    assert parse_claim("a[m='ViT (2L)'] − 1 < 0").left == Operation(
-        "-", Measure("a", (("m", "ViT (2L)"),)), Number(1.0)
-    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a[x=1]", "a comparison is expected"),
-        ("a > b[x=1]", "needs the labels of a cell"),
-        ("a[x=1] > ", "a number or a measure is expected"),
-        ("a[x=1 > 2", "a comma or ] is missing"),
-        ("a[x] > 2", "a label is expected"),
-        ("a[x=] > 2", "has no label"),
-        ("a[x=1, x=2] > 2", "named twice"),
-        ("a[x=1] = 2", "how near"),
-        ("a[x=1] > 2 within 3", "does not belong here"),
-        ("a[x=1] > 2 3", "does not belong here"),
+        ("a[x=1]", "one comparison is expected"),
+        ("1 < a[x=1] < 2", "one comparison is expected"),
+        ("a > b[x=1]", "the measure 'a' needs the labels of a cell: a[axis=label] (at 'a > b[x=1]', character 1)"),
+        ("a[x=1] > ", "numbers and measures are expected here, with + - * / between them (at its end"),
+        ("a[x=1 > 2", "a ] is missing"),
+        ("a[x='b, c] > 2", "a ] is missing"),
+        ("a[x] > 2", "a label is expected here, as axis=label (at 'x')"),
+        ("a[x=1, , y=2] > 2", "a label is expected"),
+        ("a[x=] > 2", "the axis 'x' has no label"),
+        ("a[x=1, x=2] > 2", "the axis 'x' is named twice"),
+        ("a[x='b' c] > 2", "stands in 'quotes'"),
+        ("a[x=1] = 2", "= needs how near, as `= 1 within 0.01`"),
+        ("a[x=1] = 2 by 1", "= needs how near"),
+        ("a[x=1] > 2 within 3", "> and < take `by 0.01` (at '> 2 within 3', character 8)"),
+        ("a[x=1] > 2 by", "this does not belong here"),
+        ("a[x=1] > 2 3", "this does not belong here (at '2 3', character 10)"),
+        ("a[x=1]b[x=2] > 2", "this does not belong here"),
+        ("a[x=1](2) > 2", "numbers and measures are expected here"),
         ("(a[x=1] > 2", "a ) is missing"),
+        ("a[x=1]) > 2", "this does not belong here"),
         ("1 > 2", "compares no measure"),
-        ("a[x=1] > __import__('os')", "needs the labels of a cell"),
-        ("a[x=1] > 2; import os", "cannot be read"),
-        ("a[x=1] > 2 ** 3", "a number or a measure is expected"),
+        ("a[x=1] > __import__('os')", "the measure '__import__' needs the labels of a cell"),
+        ("a[x=1] > 2; import os", "this cannot be read (at '; import os', character 11)"),
+        ("a[x=1] > 2 ** 3", "with + - * / between them (at '2 ** 3', character 10)"),
+        ("a[x=1] > 2 // 3", "with + - * / between them"),
+        ("a[x=1] > 2j", "numbers and measures are expected here"),
+        ("a[x=1] > +2", "numbers and measures are expected here"),
+        ("a[x=1] > " + "9" * 400, "this does not belong here"),
     ],
 )
-def test_what_is_no_claim_is_refused(text, message):
-    with pytest.raises(ClaimSyntaxError, match=message.replace("(", r"\(").replace(")", r"\)")):
+def test_mistyped_claim_is_refused_with_the_place(text, message):
+    with pytest.raises(ClaimSyntaxError, match=re.escape(message)):
         parse_claim(text)
 
 

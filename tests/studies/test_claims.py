@@ -5,7 +5,8 @@ import math
 import pytest
 from scipy import stats
 
-from steppe.config.claims import Measure, parse_claim
+from steppe.config.cells import Measure
+from steppe.config.claims import parse_claim
 from steppe.studies.claims import FAILS, HOLDS, UNDECIDED, judge
 
 

@@ -12,7 +12,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from steppe.config.adjust import AdjustConfig, adjust
-from steppe.config.claims import SEVERAL, Labels, Measure, parse_claim, pick_cells, show_labels
+from steppe.config.cells import SEVERAL, Labels, Measure, pick_cells, show_labels
+from steppe.config.claims import parse_claim
 from steppe.config.measure import MeasureConfig
 from steppe.config.recipes import begin_from_recipe
 from steppe.config.run import RunConfig

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steppe.config import name_source
-from steppe.config.claims import ClaimSyntaxError, parse_claim
+from steppe.config.cells import ClaimSyntaxError
+from steppe.config.claims import Expression, Operation, parse_claim
 from steppe.report.numbers import MISSING, number, points
 from steppe.report.studies import StudyRuns
 
@@ -123,10 +124,20 @@ def claim_interval(claim: Mapping[str, Any]) -> str:
 
 
 def _in_points(holds: str) -> bool:
+    """Whether a claim's sides differ by points: accuracies and errors with + and - between them, or averages."""
     try:
-        return parse_claim(holds).in_points
+        claim = parse_claim(holds)
     except ClaimSyntaxError:
         return False  # compare.json is anybody's
+    return _is_share(claim.left) and _is_share(claim.right)
+
+
+def _is_share(expression: Expression) -> bool:
+    """Whether an expression is a share of images, or a plain number."""
+    if isinstance(expression, Operation):
+        scaled = expression.sign == "/" and isinstance(expression.right, float)  # an average of shares
+        return (expression.sign in "+-" or scaled) and _is_share(expression.left) and _is_share(expression.right)
+    return isinstance(expression, float) or expression.name.endswith(("accuracy", "accuracy_gap", "error"))
 
 
 def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:

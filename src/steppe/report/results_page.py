@@ -17,7 +17,7 @@ from statistics import mode
 from typing import Any
 
 from steppe.config import name_source
-from steppe.config.claims import parse_labels
+from steppe.config.cells import parse_labels
 from steppe.errors import RunError
 from steppe.plain_files import read_plain_text
 from steppe.report.comparison import claim_interval, differing_data

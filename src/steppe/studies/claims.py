@@ -14,12 +14,14 @@ Many claims are many chances to be wrong: of twenty true ones, one is expected o
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from steppe.chance import half_interval, mean_error, pooled_error
-from steppe.config.claims import Claim, Expression, Measure, Number
+from steppe.config.cells import Measure
+from steppe.config.claims import Claim, Expression
 from steppe.studies.measures import is_exact, is_share
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
@@ -127,15 +129,17 @@ def _decide(claim: Claim, middle: float, low: float, high: float, *, seeds: int 
 
 def evaluate(expression: Expression, at: Mapping[Measure, float]) -> float:
     """Compute an expression from the values of its measures."""
-    if isinstance(expression, Number):
-        return expression.value
+    if isinstance(expression, float):
+        return expression
     if isinstance(expression, Measure):
         return at[expression]
     left, right = evaluate(expression.left, at), evaluate(expression.right, at)
-    if expression.sign == "+":
-        return left + right
-    if expression.sign == "-":
-        return left - right
-    if expression.sign == "*":
-        return left * right
-    return left / right
+    return _COMPUTE[expression.sign](left, right)
+
+
+_COMPUTE: Mapping[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}

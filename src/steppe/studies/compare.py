@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from steppe.config import PlannedRun, StudyConfig, at_scale, plan
-from steppe.config.claims import Measure, parse_claim, pick_cells
+from steppe.config.cells import Measure, pick_cells
+from steppe.config.claims import parse_claim
 from steppe.errors import ConfigError, RunError
 from steppe.runs import Run, write_atomically, write_json
 from steppe.studies.asked import own_settings

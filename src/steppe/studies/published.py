@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steppe.config import StudyConfig, check_measure, study_cells
-from steppe.config.claims import ClaimSyntaxError, Measure, parse_labels
+from steppe.config.cells import ClaimSyntaxError, Measure, parse_labels
 from steppe.errors import ConfigError
 from steppe.plain_files import read_plain_text
 from steppe.studies.measures import check_name
