@@ -245,7 +245,7 @@ def test_winner_that_learned_them_is_exported(learned, tmp_path, format):
             (found,) = session.run(["logits"], {"images": images.numpy()})
         else:
             found = open_trained(tmp_path / "out", device="cpu").model(images).numpy()
-    np.testing.assert_allclose(found, own, rtol=0, atol=1e-5 * np.abs(own).max())  # logits are in the thousands here
+    np.testing.assert_allclose(found, own, rtol=0, atol=2e-6 * np.abs(own).max())  # logits are in the thousands here
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ RunFolders = Annotated[
 Only = Annotated[str | None, typer.Option(help="measure these alone: names from --list, with commas between")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="MEASURE.KEY=VALUE", help=_SET)]
 Quick = Annotated[bool, typer.Option("--quick", help="fewer points and images: for a first look, or a CPU")]
-Again = Annotated[bool, typer.Option("--again", help="measure even what is there with the same settings")]
+Again = Annotated[bool, typer.Option("--again", help="measure again even where results with equal settings exist")]
 Listing = Annotated[bool, typer.Option("--list", help="list the measures and their settings, and stop")]
 With = Annotated[Path | None, typer.Option("--with", metavar="RUN", help=_WITH)]
 Model = Annotated[str | None, typer.Option(help="without a run: a model's name, ours or timm's")]

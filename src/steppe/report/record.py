@@ -109,7 +109,7 @@ def class_names(records: Sequence[Record], count: int | None = None) -> tuple[st
 
     Args:
         records: runs on the same classes.
-        count: how many classes there are; None takes what is there.
+        count: how many names there must be; None: any number.
     """
     for record in records:
         names = record.data.get("classes")

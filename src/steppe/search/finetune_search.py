@@ -44,7 +44,7 @@ LONGER = 1.05
 
 
 class FineTuneSearch:
-    """Attempts to fine-tune, kept in `about["tuning"]`; what is there makes the next choice alone.
+    """Attempts to fine-tune, kept in `about["tuning"]`; the recorded attempts alone decide the next one.
 
     Args:
         search: whose probes are to be beaten, and whose clock, folder and images count.

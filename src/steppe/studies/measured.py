@@ -57,7 +57,7 @@ def add_results(
         changes: measure -> settings that differ from its defaults.
         strict: a measure that means nothing for this model is an error, and not passed over.
         quick: take each measure's quick settings.
-        again: measure even what is there.
+        again: measure even where results exist.
         batch_size: images at a time, to begin with; by default 512, and on a CPU as many as its cache holds.
         data_root: where published corruptions lie.
         other: a second run, for measures between two. A result knows it by its weights, wherever it lies.

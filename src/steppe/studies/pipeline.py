@@ -127,7 +127,7 @@ def add_measures(
     data_root: str | Path | None = None,
     saved: Callable[[], None] = ignore,
 ) -> None:
-    """Add `cost.json`, `geometry.json` and what else is asked for; what is there with the same settings stays.
+    """Add `cost.json`, `geometry.json` and the other requested measures; results with equal settings are reused.
 
     Args:
         run: a finished one.
